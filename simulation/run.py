@@ -23,6 +23,7 @@ from tidelog.runtime.task_errors import ERRORS
 from tidelog.simulation.actors.brancher import Brancher
 from tidelog.simulation.actors.cast import start
 from tidelog.simulation.actors.compacted import TABLE, CompactedTopic
+from tidelog.simulation.actors.configurer import audit_configs
 from tidelog.simulation.actors.consumers import read_all
 from tidelog.simulation.actors.faults import FAULTS, Faults
 from tidelog.simulation.actors.loader import Loader
@@ -191,6 +192,8 @@ class _SimulationRun:
                 await read_all(self.workload)
                 if cast.seeker is not None:
                     await cast.seeker.audit()
+                if cast.configured is not None:
+                    await audit_configs(self.workload, cast.configured)
                 if cast.bank is not None:
                     await cast.bank.audit()
                 if self.table is not None:

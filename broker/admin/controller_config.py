@@ -22,7 +22,9 @@ from aiohttp import web
 
 from tidelog.broker.admin.answers import json_answer
 from tidelog.broker.admin.quorum import known_members
+from tidelog.controller.client.configs import until_based
 from tidelog.controller.model.addresses import split_address
+from tidelog.controller.model.configs import digest
 from tidelog.controller.model.overrides import DYNAMIC, change_of, refusal
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 
@@ -71,12 +73,19 @@ class ControllerConfigRoutes:
         key, value = request.query.get("key", ""), request.query.get("value")
         if not key:
             raise InvalidInput("key is missing: give the setting to change")
-        image = self._client.image
-        changes = change_of(key, value, image.cluster_configs, level=image.level, configs=self._configs())
+        await self._client.catch_up()
+        changes = await until_based(lambda: self._change(key, value))
         if changes:
-            await self._client.alter_configs("cluster", "", changes)
             logger.info("an operator changed a setting of the controllers", extra={"key": key, "value": value})
         return json_answer({"key": key, "value": changes.get(key, value), "changed": bool(changes)})
+
+    async def _change(self, key: str, value: str | None) -> dict[str, str | None]:
+        image = self._client.image
+        current = image.cluster_configs
+        changes = change_of(key, value, current, level=image.level, configs=self._configs())
+        if changes:
+            await self._client.alter_configs("cluster", "", changes, base=digest(current))
+        return changes
 
 
 def _row(key: str, one: Document, others: Mapping[int, Mapping[str, Document]]) -> Document:

@@ -31,6 +31,7 @@ from tidelog.controller.image.follower import Callback, Follower, ImageFollower,
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
+from tidelog.controller.model.configs import ANY
 from tidelog.controller.model.errors import ErrorInfo, NotController, OutcomeUnknown, TopicIdTaken, from_wire
 from tidelog.controller.model.levels import SUPPORTED, UnsupportedLevel, level_key, told_range
 from tidelog.controller.model.load import BrokerLoad, HeartbeatReply
@@ -567,13 +568,17 @@ class ControllerClient:
         placed = tuple(assignment) if assignment is not None else None
         return await self._command(c.CreatePartitions(topic_id, total, placed, validate_only), TopicRecord)
 
-    async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None]) -> None:
-        """Set (or with None remove) overrides of a topic. Raises `UnknownTopicId`, `InvalidInput`."""
-        await self._command(c.AlterTopicConfigs(topic_id, changes))
+    async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None], *, base: bytes = ANY) -> None:
+        """Set (or with None remove) overrides of a topic.
 
-    async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None]) -> None:
-        """Set (or with None remove) overrides of kind `broker` or `cluster`. Raises `InvalidInput`."""
-        await self._command(c.AlterConfigs(kind, name, changes))
+        `base`: the digest of those that the changes were computed from, checked from feature level 6 on. Raises
+        `UnknownTopicId`, `ConfigsChanged` with other overrides there, which the local image then has, `InvalidInput`.
+        """
+        await self._command(c.AlterTopicConfigs(topic_id, changes, base))
+
+    async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None], *, base: bytes = ANY) -> None:
+        """Set (or with None remove) overrides of kind `broker` or `cluster`. `base` and raises: as the method above."""
+        await self._command(c.AlterConfigs(kind, name, changes, base))
 
     # Keys
 

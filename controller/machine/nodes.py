@@ -35,8 +35,10 @@ from tidelog.controller.model.commands import (
     SetBrokerAlive,
     SetControllers,
 )
+from tidelog.controller.model.configs import ANY, digest
 from tidelog.controller.model.errors import (
     BrokerIdInUse,
+    ConfigsChanged,
     DirectoryInUse,
     NotController,
     NotEligible,
@@ -265,6 +267,14 @@ def check_configs(configs: dict[str, str]) -> None:
             raise InvalidInput(f"override {key[:MAX_KEY_CHARS]!r} is empty or too long")
 
 
+def check_base(what: str, configs: dict[str, str], base: bytes) -> None:
+    """Check that configs are those that a change was computed from. Raises `ConfigsChanged`."""
+    if base != ANY and base != digest(configs):
+        raise ConfigsChanged(
+            f"the configs of {what} were changed by somebody else meanwhile", hint="look at them, and try again"
+        )
+
+
 def merged_configs(old: dict[str, str], changes: dict[str, str | None]) -> dict[str, str]:
     """Return `old` with the changes applied (None removes), sorted by key: equal content has equal bytes."""
     merged: dict[str, str | None] = {**old, **changes}
@@ -274,14 +284,16 @@ def merged_configs(old: dict[str, str], changes: dict[str, str | None]) -> dict[
 
 
 def alter_configs(tables: Tables, command: AlterConfigs) -> None:
-    """Change dynamic overrides. Raises `InvalidInput`."""
+    """Change dynamic overrides. Raises `ConfigsChanged`, `InvalidInput`."""
     kinds = CONFIG_KINDS | NAMED_KINDS if tables.level >= NAMED_CONFIGS_LEVEL else CONFIG_KINDS
     if command.kind not in kinds or len(command.name) > MAX_KEY_CHARS:
         raise InvalidInput(
             f"there are no configs of kind {command.kind[:MAX_KEY_CHARS]!r}, or the name is longer than {MAX_KEY_CHARS}"
         )
     key = (command.kind, command.name)
-    merged = merged_configs(tables.configs.get(key) or {}, command.changes)
+    current = tables.configs.get(key) or {}
+    check_base(f"{command.kind} {command.name}".rstrip(), current, command.base)
+    merged = merged_configs(current, command.changes)
     if merged:
         tables.configs.put(key, merged)
     else:

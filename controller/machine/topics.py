@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidelog.controller.machine.index import fold
-from tidelog.controller.machine.nodes import check_configs, merged_configs
+from tidelog.controller.machine.nodes import check_base, check_configs, merged_configs
 from tidelog.controller.machine.placement import place
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.commands import (
@@ -173,7 +173,8 @@ def create_partitions(tables: Tables, command: CreatePartitions) -> TopicRecord:
 
 
 def alter_topic_configs(tables: Tables, command: AlterTopicConfigs) -> None:
-    """See `AlterTopicConfigs`. Raises `UnknownTopicId`, `InvalidInput`."""
+    """See `AlterTopicConfigs`. Raises `UnknownTopicId`, `ConfigsChanged`, `InvalidInput`."""
     record = _topic(tables, command.topic_id)
+    check_base(f"topic {record.name}", record.configs, command.base)
     merged = merged_configs(record.configs, command.changes)
     tables.topics.put(record.id, msgspec.structs.replace(record, configs=merged))

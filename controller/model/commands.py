@@ -13,10 +13,12 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.controller.model.command import Command
+from tidelog.controller.model.configs import ANY
 from tidelog.controller.model.errors import ErrorInfo, InvalidReplicationFactor
 from tidelog.controller.model.leases import EndLease, ExpireLeases, LeaseCommand, RenewLease, TakeLease
 from tidelog.controller.model.levels import (
     BEFORE_LEVELS,
+    CONFIG_BASE_LEVEL,
     NEWEST,
     OLDEST,
     REPLICATION_LEVEL,
@@ -191,6 +193,9 @@ class AlterTopicConfigs(Command, frozen=True, array_like=True, tag=9):
 
     topic_id: bytes
     changes: dict[str, str | None]
+    base: bytes = ANY
+    """The digest of the overrides that the changes were computed from, from feature level 6 on; see
+    `tidelog.controller.model.configs`. With others there it is refused as `ConfigsChanged`."""
 
 
 class AlterConfigs(Command, frozen=True, array_like=True, tag=10):
@@ -200,6 +205,8 @@ class AlterConfigs(Command, frozen=True, array_like=True, tag=10):
     """`broker` or `cluster`; from feature level 4 on also `group` and `client-metrics`."""
     name: str
     changes: dict[str, str | None]
+    base: bytes = ANY
+    """As in `AlterTopicConfigs`."""
 
 
 class AllocateProducerIds(Command, frozen=True, array_like=True, tag=11):
@@ -623,6 +630,8 @@ def at_level(command: AnyCommand, level: int) -> AnyCommand:
                 hint="`tidelog cluster upgrade` raises the level",
             )
         return msgspec.structs.replace(command, replicas=0)
+    if level < CONFIG_BASE_LEVEL and isinstance(command, AlterTopicConfigs | AlterConfigs):
+        return msgspec.structs.replace(command, base=ANY)
     if level >= 1:
         return command
     if isinstance(command, RegisterBroker):

@@ -72,6 +72,10 @@ class UnknownTopicId(NotFound):
     kafka_code = 100
 
 
+class ConfigsChanged(Unavailable):
+    """The configs are not those that a change was computed from. Read them again, and compute it anew."""
+
+
 class TopicIdTaken(InvalidInput):
     """The random topic id of a command is in use. Retry with another."""
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tidelog.simulation.actors.bank import Bank
 from tidelog.simulation.actors.compacted import CompactedTopic
+from tidelog.simulation.actors.configurer import Configurer, draw_last_changes
 from tidelog.simulation.actors.consumers import Consumer
 from tidelog.simulation.actors.groups import MemberActor
 from tidelog.simulation.actors.lookups import Seeker
@@ -25,6 +26,8 @@ BY_ID = 0.7
 """Of the clusters that create and delete topics: the share in which names are reused."""
 PIPELINED = 0.4
 """The share of idempotent producers with several requests in flight."""
+CONFIGURED = 0.5
+"""The share of clusters in which administrators change a topic's configs."""
 SEEKERS = 0.5
 """The share of clusters with a client that looks up offsets by time, and the ends of leader epochs."""
 SETS_OPERATED = 0.5
@@ -44,6 +47,8 @@ class Cast(NamedTuple):
     bank: Bank | None
     table: CompactedTopic | None
     seeker: Seeker | None
+    configured: Topic | None
+    """The topic whose configs somebody changes."""
 
 
 def start(workload: Workload) -> Cast:
@@ -86,4 +91,9 @@ def start(workload: Workload) -> Cast:
     seeker = Seeker(workload, others) if rng.random() < SEEKERS else None
     if seeker is not None:
         workload.spawn(seeker.run(), "seeker")
-    return Cast(bank, table, seeker)
+    configured = workload.topics[0] if rng.random() < CONFIGURED else None
+    if configured is not None:
+        until_us = draw_last_changes(workload.random())
+        for number in range(rng.randint(1, 2)):
+            workload.spawn(Configurer(workload, configured, until_us).run(), f"configurer-{number}")
+    return Cast(bank, table, seeker, configured)

@@ -6,7 +6,7 @@ Entry: `Consumer.run`, `Fetcher.fetch`; `read_all` at the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.batch.batch import ControlType, CorruptRecord, check_crc, control_type, iter_batches, iter_records
@@ -178,6 +178,8 @@ class Fetcher:
             if address is not None and self._w.now_us() < position.replica_until_us:
                 return address
             position.replica = -1
+            if address is None:  # the metadata are older than the follower
+                self._client.forget(position.topic.name, position.partition)
         return await self._client.leader(position.topic.name, position.partition)
 
     async def fetch(self, positions: list[Position]) -> bool:
@@ -199,6 +201,11 @@ class Fetcher:
         if not any(found):
             await asyncio.sleep(0.02)
         return any(found)
+
+    async def read_up_to(self, ends: Mapping[Position, int]) -> None:
+        """Fetch until each position is at its end, or its topic is deleted."""
+        while behind := [one for one, end in ends.items() if one.offset < end and not one.topic.gone]:
+            await self.fetch(behind)
 
     async def _ask(self, address: Address, positions: list[Position]) -> bool:
         w, sessions = self._w, self._sessions
@@ -323,11 +330,11 @@ class Consumer:
 
     async def _read_on(self) -> None:
         """Read to the end: nothing may be withheld in a session that has lived through all the faults."""
-        positions = [one for one in self._positions if not one.topic.gone]
-        for one in positions:
-            end = await end_of(self._client, one.topic, one.partition, committed=self._fetcher.committed)
-            while one.offset < end and not one.topic.gone:
-                await self._fetcher.fetch(positions)
+        ends = {}
+        for one in self._positions:
+            if not one.topic.gone:
+                ends[one] = await end_of(self._client, one.topic, one.partition, committed=self._fetcher.committed)
+        await self._fetcher.read_up_to(ends)
 
     def _choose(self) -> None:
         w = self._w
@@ -364,8 +371,8 @@ class ReaderActor:
 
 
 async def end_of(client: Client, topic: Topic, partition: int, *, committed: bool = False) -> int:
-    """Ask for the end of a partition, which exists, until it is told; `committed`: for the last stable offset."""
-    while True:
+    """Ask for the end of a partition until it is told; `committed`: for the last stable offset. 0: it is deleted."""
+    while not topic.gone:
         try:
             address = await client.leader(topic.name, partition)
             if address is not None:
@@ -377,6 +384,7 @@ async def end_of(client: Client, topic: Topic, partition: int, *, committed: boo
             pass
         client.forget(topic.name, partition)
         await asyncio.sleep(0.1)
+    return 0
 
 
 async def read_all(workload: Workload) -> None:
@@ -398,9 +406,9 @@ async def _read_together(workload: Workload, client: Client, places: list[tuple[
     for position in positions:
         if position.topic.id:  # as `ReaderActor` does
             fetcher.assign_at(position, 0)
+    ends = {}
     for position in positions:
         while position.topic.id and position.told[0] < 0:
             await fetcher.fetch(positions)
-        end = max(position.told[0], await end_of(client, position.topic, position.partition))
-        while position.offset < end:
-            await fetcher.fetch(positions)
+        ends[position] = max(position.told[0], await end_of(client, position.topic, position.partition))
+    await fetcher.read_up_to(ends)

@@ -67,7 +67,8 @@ class FieldReader:
 _I8, _I16, _I32, _I64 = (struct.Struct(form) for form in (">b", ">h", ">i", ">q"))
 
 
-def _text(value: str | None) -> bytes:
+def text(value: str | None) -> bytes:
+    """Encode a string."""
     if value is None:
         return b"\xff\xff"
     raw = value.encode()
@@ -78,7 +79,8 @@ def _blob(value: bytes) -> bytes:
     return _I32.pack(len(value)) + value
 
 
-def _array(items: Iterable[bytes]) -> bytes:
+def array(items: Iterable[bytes]) -> bytes:
+    """Encode an array of structures."""
     rows = list(items)
     return _I32.pack(len(rows)) + b"".join(rows)
 
@@ -95,7 +97,7 @@ class Request(NamedTuple):
 
     def frame(self, correlation_id: int, client_id: str) -> bytes:
         """Return the encoded request frame."""
-        head = struct.pack(">hhi", self.api_key, self.version, correlation_id) + _text(client_id) + self.tags
+        head = struct.pack(">hhi", self.api_key, self.version, correlation_id) + text(client_id) + self.tags
         return _I32.pack(len(head) + len(self.body)) + head + self.body
 
 
@@ -141,7 +143,7 @@ def metadata(topics: Sequence[str]) -> Request:
 
         return brokers, r.array(topic)
 
-    return Request(3, 7, _array(map(_text, topics)) + b"\x00", read)
+    return Request(3, 7, array(map(text, topics)) + b"\x00", read)
 
 
 class Leader(NamedTuple):
@@ -163,7 +165,7 @@ class Produced(NamedTuple):
 def produce(topic: str, partition: int, batch: bytes, acks: int, timeout_ms: int) -> Request:
     """Returns `Produced`."""
     part = _I32.pack(partition) + _blob(batch)
-    body = _text(None) + struct.pack(">hi", acks, timeout_ms) + _array([_text(topic) + _array([part])])
+    body = text(None) + struct.pack(">hi", acks, timeout_ms) + array([text(topic) + array([part])])
 
     def read(r: FieldReader) -> Produced:
         def one() -> Produced:
@@ -237,9 +239,9 @@ def fetch(
     for (topic, partition), offset in wanted.items():
         topics.setdefault(topic, []).append(part(partition, offset))
     body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, committed, session.session, session.epoch)
-    body += _array(_text(topic) + _array(parts) for topic, parts in topics.items())
-    body += _array(_text(topic) + _array(map(_I32.pack, found)) for topic, found in by_topic(session.forgotten).items())
-    body += _text(rack)
+    body += array(text(topic) + array(parts) for topic, parts in topics.items())
+    body += array(text(topic) + array(map(_I32.pack, found)) for topic, found in by_topic(session.forgotten).items())
+    body += text(rack)
 
     def read(r: FieldReader) -> FetchAnswer:
         r.i32()
@@ -262,7 +264,7 @@ def fetch(
 def list_offsets(topic: str, partition: int, timestamp: int, *, committed: bool = False) -> Request:
     """Returns (error, offset)."""
     part = struct.pack(">iiq", partition, -1, timestamp)
-    body = struct.pack(">ib", -1, committed) + _array([_text(topic) + _array([part])])
+    body = struct.pack(">ib", -1, committed) + array([text(topic) + array([part])])
 
     def read(r: FieldReader) -> tuple[int, int]:
         r.i32()
@@ -289,13 +291,13 @@ def init_producer_id() -> Request:
         r.i32()
         return r.i16(), r.i64(), r.i16()
 
-    return Request(22, 1, _text(None) + _I32.pack(60_000), read)
+    return Request(22, 1, text(None) + _I32.pack(60_000), read)
 
 
 def create_topic(name: str, partitions: int, configs: Mapping[str, str], timeout_ms: int) -> Request:
     """Returns (error, message)."""
-    rows = _array(_text(key) + _text(value) for key, value in configs.items())
-    topic = _text(name) + struct.pack(">ih", partitions, 1) + _array([]) + rows
+    rows = array(text(key) + text(value) for key, value in configs.items())
+    topic = text(name) + struct.pack(">ih", partitions, 1) + array([]) + rows
 
     def read(r: FieldReader) -> tuple[int, str]:
         r.i32()
@@ -303,7 +305,7 @@ def create_topic(name: str, partitions: int, configs: Mapping[str, str], timeout
         r.text()
         return r.i16(), r.text()
 
-    return Request(19, 4, _array([topic]) + struct.pack(">ib", timeout_ms, 0), read)
+    return Request(19, 4, array([topic]) + struct.pack(">ib", timeout_ms, 0), read)
 
 
 def delete_topic(name: str, timeout_ms: int) -> Request:
@@ -315,13 +317,13 @@ def delete_topic(name: str, timeout_ms: int) -> Request:
         r.text()
         return r.i16()
 
-    return Request(20, 3, _array([_text(name)]) + _I32.pack(timeout_ms), read)
+    return Request(20, 3, array([text(name)]) + _I32.pack(timeout_ms), read)
 
 
 def delete_records(topic: str, partition: int, offset: int, timeout_ms: int) -> Request:
     """Returns (error, log start)."""
     part = struct.pack(">iq", partition, offset)
-    body = _array([_text(topic) + _array([part])]) + _I32.pack(timeout_ms)
+    body = array([text(topic) + array([part])]) + _I32.pack(timeout_ms)
 
     def read(r: FieldReader) -> tuple[int, int]:
         r.i32()
@@ -345,7 +347,7 @@ def find_coordinator(key: str, *, of_transactions: bool = False) -> Request:
         r.i32()
         return error, (r.text(), r.i32())
 
-    return Request(10, 2, _text(key) + struct.pack(">b", of_transactions), read)
+    return Request(10, 2, text(key) + struct.pack(">b", of_transactions), read)
 
 
 class Joined(NamedTuple):
@@ -360,9 +362,9 @@ class Joined(NamedTuple):
 
 def join_group(group: str, member: str, session_ms: int, rebalance_ms: int, topics: Sequence[str]) -> Request:
     """Subscribe to `topics` with a single protocol. Returns `Joined`."""
-    subscription = _I16.pack(0) + _array(map(_text, topics)) + _I32.pack(-1)
-    body = _text(group) + struct.pack(">ii", session_ms, rebalance_ms) + _text(member) + _text(None)
-    body += _text("consumer") + _array([_text("range") + _blob(subscription)])
+    subscription = _I16.pack(0) + array(map(text, topics)) + _I32.pack(-1)
+    body = text(group) + struct.pack(">ii", session_ms, rebalance_ms) + text(member) + text(None)
+    body += text("consumer") + array([text("range") + _blob(subscription)])
 
     def read(r: FieldReader) -> Joined:
         r.i32()
@@ -390,11 +392,11 @@ def sync_group(group: str, generation: int, member: str, assignments: Mapping[st
         topics: dict[str, list[int]] = {}
         for topic, partition in assignment:
             topics.setdefault(topic, []).append(partition)
-        rows = _array(_text(topic) + _array(map(_I32.pack, indexes)) for topic, indexes in topics.items())
+        rows = array(text(topic) + array(map(_I32.pack, indexes)) for topic, indexes in topics.items())
         return _I16.pack(0) + rows + _I32.pack(-1)
 
-    body = _text(group) + _I32.pack(generation) + _text(member) + _text(None)
-    body += _array(_text(each) + _blob(encode(one)) for each, one in assignments.items())
+    body = text(group) + _I32.pack(generation) + text(member) + text(None)
+    body += array(text(each) + _blob(encode(one)) for each, one in assignments.items())
 
     def read(r: FieldReader) -> tuple[int, Assignment]:
         r.i32()
@@ -413,7 +415,7 @@ def sync_group(group: str, generation: int, member: str, assignments: Mapping[st
 
 def heartbeat(group: str, generation: int, member: str) -> Request:
     """Returns the error."""
-    body = _text(group) + _I32.pack(generation) + _text(member) + _text(None)
+    body = text(group) + _I32.pack(generation) + text(member) + text(None)
 
     def read(r: FieldReader) -> int:
         r.i32()
@@ -429,13 +431,13 @@ def leave_group(group: str, member: str) -> Request:
         r.i32()
         return r.i16()
 
-    return Request(13, 2, _text(group) + _text(member), read)
+    return Request(13, 2, text(group) + text(member), read)
 
 
 def offset_commit(group: str, generation: int, member: str, topic: str, partition: int, offset: int) -> Request:
     """Returns the error."""
-    part = struct.pack(">iqi", partition, offset, -1) + _text(None)
-    body = _text(group) + _I32.pack(generation) + _text(member) + _text(None) + _array([_text(topic) + _array([part])])
+    part = struct.pack(">iqi", partition, offset, -1) + text(None)
+    body = text(group) + _I32.pack(generation) + text(member) + text(None) + array([text(topic) + array([part])])
 
     def read(r: FieldReader) -> int:
         r.i32()
@@ -450,7 +452,7 @@ def offset_commit(group: str, generation: int, member: str, topic: str, partitio
 
 def offset_fetch(group: str, topic: str, partition: int) -> Request:
     """Returns (error, offset or -1)."""
-    body = _text(group) + _array([_text(topic) + _array([_I32.pack(partition)])])
+    body = text(group) + array([text(topic) + array([_I32.pack(partition)])])
 
     def read(r: FieldReader) -> tuple[int, int]:
         r.i32()

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from tidelog.simulation.actors import kafka, kafka_ids
 from tidelog.simulation.actors.client import Lost
+from tidelog.simulation.actors.consumers import Position, is_deposed
 from tidelog.simulation.actors.kafka import LATEST
 from tidelog.simulation.actors.workload import ASK_S, Actor, Topic, Workload
-from tidelog.simulation.checkers.history import Op
+from tidelog.simulation.checkers.history import UNKNOWN, Op
 
 MAX_EXTRA_TOPICS = 3
 AGAIN = 0.8
@@ -35,34 +36,36 @@ class Deleter(Actor):
             topics = [topic for topic in self._topics or w.existing() if topic.deletes and topic.exists]
             if topics:
                 topic = rng.choice(topics)
-                await self._delete(topic.name, rng.randrange(topic.partitions))
+                await self._delete(topic, rng.randrange(topic.partitions))
         self._client.close()
 
-    async def _delete(self, topic: str, partition: int) -> None:
-        w = self._w
+    async def _delete(self, topic: Topic, partition: int) -> None:
+        w, name = self._w, topic.name
         op: Op | None = None
         try:
-            address = await self._client.leader(topic, partition)
+            address = await self._client.leader(name, partition)
             if address is None:
                 return
-            error, end = await self._client.ask(address, kafka.list_offsets(topic, partition, LATEST), ASK_S)
+            error, end = await self._client.ask(address, kafka.list_offsets(name, partition, LATEST), ASK_S)
             if error or end <= 0:
                 return
             offset = self._rng.randint(0, end)
             op = w.history.begin(
-                "delete_records", self._process, w.now_us(), topic=topic, partition=partition, offset=offset
+                "delete_records", self._process, w.now_us(), topic=name, partition=partition, offset=offset
             )
-            error, start = await self._client.ask(address, kafka.delete_records(topic, partition, offset, 3_000), ASK_S)
+            error, start = await self._client.ask(address, kafka.delete_records(name, partition, offset, 3_000), ASK_S)
         except Lost as lost:
-            self._client.forget(topic, partition)
+            self._client.forget(name, partition)
             if op is not None:
                 w.history.end(op, "info", w.now_us(), error=str(lost))
             return
         if error:
-            self._client.forget(topic, partition)
+            self._client.forget(name, partition)
             w.history.end(op, "info", w.now_us(), error=f"error {error}")
         else:
-            w.history.end(op, "ok", w.now_us(), log_start=start)
+            # one that deletes nothing is answered by a leader, too, that does not know its successor yet
+            deposed = is_deposed(w.cluster, Position(topic, partition), address)
+            w.history.end(op, "ok", w.now_us(), log_start=UNKNOWN if deposed else start)
 
 
 class TopicKeeper(Actor):

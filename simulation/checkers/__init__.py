@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidelog.simulation.checkers.compaction import check_compaction
+from tidelog.simulation.checkers.configs import check_configs
 from tidelog.simulation.checkers.finding import CheckOptions, Finding, Findings
 from tidelog.simulation.checkers.history import History
 from tidelog.simulation.checkers.index import build
@@ -59,6 +60,7 @@ RULES = (
     "epoch-back",
     "offset-for-time",
     "epoch-end",
+    "config-lost",
     "lag",
     "failed-after-heal",
 )
@@ -94,6 +96,7 @@ def check(
             check_compaction(index, partition, [*gaps, *of_committed], found)
     check_transactions(index, found)
     check_ledger(index, found)
+    check_configs(index, found)
     order = {rule: number for number, rule in enumerate(RULES)}
     return sorted(found.found, key=lambda one: (order[one.rule], one.ops[-1].index))
 

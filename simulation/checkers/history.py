@@ -49,6 +49,9 @@ Kind = Literal[
     "delete_records",  # offset: deletes everything before it (-1: everything); result: log_start
     "create_topic",  # deletes: whether retention may delete from it; compacts, lag_us, tombstones_us
     "delete_topic",
+    "set_config",  # topic, name: of the config, target: its value
+    "append_config",  # target: an element of a list
+    "config",  # result: target
     "init_txn",  # name: the transactional id; result: producer. Fences the sessions before
     "txn_commit",  # txn, group, offset: committed with the transaction
     "end_txn",  # txn, commits

@@ -125,6 +125,8 @@ class HistoryIndex:
     """Every `init_txn`."""
     in_transactions: list[Op] = field(default_factory=list)
     """Every `send`, `txn_commit` and `end_txn` of a transaction."""
+    configs: list[Op] = field(default_factory=list)
+    """Every `set_config`, `append_config` and `config`."""
     described: list[Op] = field(default_factory=list)
     """Every `describe_txn`."""
 
@@ -153,6 +155,8 @@ def build(history: History, found: Findings) -> HistoryIndex:
             index.ends[op.txn] = op
         elif kind == "init_txn":
             index.sessions.append(op)
+        elif kind in ("set_config", "append_config", "config"):
+            index.configs.append(op)
         elif kind == "describe_txn":
             index.described.append(op)
         elif kind == "heal":

@@ -24,6 +24,20 @@ MUTATIONS_IN_BROKER = [
         ("kill", "power", "kill-all", "disk", "bucket"),
     ),
     Mutation(
+        "configs-changed-by-old-metadata",
+        "configs",
+        "a change of configs that changes nothing by a broker's old metadata is acknowledged, and nothing is changed",
+        (
+            Edit(
+                "tidelog.broker.kafka.handlers.configs:_alter",
+                "caught_up = await outcome(services.controller.catch_up())",
+                "mutated()",
+            ),
+        ),
+        ("config-lost",),
+        ("uninformed", "slow", "reset", "cut", "pause"),
+    ),
+    Mutation(
         "session-sleeps-on",
         "sessions",
         "a partition that rests in a fetch session is not read again when its log changes",

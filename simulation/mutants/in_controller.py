@@ -368,4 +368,18 @@ MUTATIONS_IN_CONTROLLER = [
         ("metadata-diverged", *GONE, *LOUD),
         ("kill",),
     ),
+    Mutation(
+        "configs-overwritten",
+        "configs",
+        "a change of configs is applied that was computed from others than are there",
+        (
+            Edit(
+                "tidelog.controller.machine.nodes:check_base",
+                "if base != ANY and base != digest(configs):",
+                "if base != ANY and base != digest(configs) and mutated():",
+            ),
+        ),
+        ("config-lost",),
+        MOVES,
+    ),
 ]

@@ -9,6 +9,8 @@ import pytest
 from tests.support.admin_world import AdminWorld, part, versions
 from tidelog.broker.kafka.handlers import configs
 from tidelog.broker.partitions.topic_config import BROKER_KEYS, TOPIC_CONFIGS
+from tidelog.controller.model import commands as c
+from tidelog.runtime.errors import Unavailable
 
 DESCRIBE, ALTER, INCREMENTAL = 32, 33, 44
 TOPIC, BROKER = 2, 4
@@ -343,6 +345,78 @@ def test_a_broker_changes_itself_and_no_other() -> None:
 def test_other_resource_types_cannot_be_altered() -> None:
     code, message = change(AdminWorld(), 3, "1", ("x", SET, "1"))
     assert (code, "resource type 3 has no configs" in message) == (42, True)
+
+
+# --- changes that this broker does not know of yet --------------------------------------------------------------
+
+
+def changed_elsewhere(world: AdminWorld, **values: str | None) -> None:
+    """Another broker has changed topic t; this one has not heard of it."""
+    world.controller.late = []
+    record = world.controller.image.topic("t")
+    assert record is not None
+    world.controller.apply(c.AlterTopicConfigs(record.id, {key.replace("_", "."): v for key, v in values.items()}))
+
+
+def test_a_value_is_set_again_that_another_broker_has_changed() -> None:
+    world = AdminWorld()
+    world.topic("t", retention_ms="1000")
+    changed_elsewhere(world, retention_ms="2000")
+    assert change(world, TOPIC, "t", ("retention.ms", SET, "1000")) == (0, "")
+    assert overrides(world) == {"retention.ms": "1000"}
+
+
+def test_a_list_is_appended_to_that_another_broker_has_changed() -> None:
+    world, name = AdminWorld(), "leader.replication.throttled.replicas"
+    world.topic("t")
+    changed_elsewhere(world, **{name: "0:1"})
+    change(world, TOPIC, "t", (name, APPEND, "1:1"))
+    assert overrides(world) == {name: "0:1,1:1"}
+
+
+def test_all_overrides_are_replaced_those_of_another_broker_too() -> None:
+    world = AdminWorld()
+    world.topic("t")
+    changed_elsewhere(world, retention_ms="2000")
+    assert replace(world, 2, TOPIC, "t", segment_ms="500") == 0
+    assert overrides(world) == {"segment.ms": "500"}
+
+
+def test_configs_that_contradict_those_of_another_broker_are_refused() -> None:
+    world = AdminWorld()
+    world.topic("t")
+    changed_elsewhere(world, **{"min.compaction.lag.ms": "5000"})
+    assert change(world, TOPIC, "t", ("max.compaction.lag.ms", SET, "1000"))[0] == 40
+    assert overrides(world) == {"min.compaction.lag.ms": "5000"}
+
+
+def test_a_change_is_computed_anew_if_another_one_comes_first() -> None:
+    """The other one comes between the look at the metadata and the command."""
+    world, name = AdminWorld(), "leader.replication.throttled.replicas"
+    world.topic("t")
+    catch_up = world.controller.catch_up
+
+    async def catch_up_then_fall_behind() -> None:
+        await catch_up()
+        world.controller.catch_up = catch_up  # type: ignore[method-assign]
+        changed_elsewhere(world, **{name: "0:1"})
+
+    world.controller.catch_up = catch_up_then_fall_behind  # type: ignore[method-assign]
+    change(world, TOPIC, "t", (name, APPEND, "1:1"))
+    assert overrides(world) == {name: "0:1,1:1"}
+    assert world.controller.commands[-3:] == ["AlterTopicConfigs"] * 3
+
+
+def test_a_broker_that_reaches_no_controller_says_so_even_if_nothing_would_change() -> None:
+    world = AdminWorld()
+    world.topic("t", retention_ms="1000")
+
+    async def catch_up() -> None:
+        raise Unavailable("no controller answers")
+
+    world.controller.catch_up = catch_up  # type: ignore[method-assign]
+    code, message = change(world, TOPIC, "t", ("retention.ms", SET, "1000"))
+    assert (code, "no controller answers" in message) == (7, True)
 
 
 # --- AlterConfigs (legacy) ---------------------------------------------------------------------------------------

@@ -6,12 +6,15 @@ import asyncio
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.admin_world import AdminWorld, part, versions
 from tidelog.broker.kafka.handlers import topics
 from tidelog.broker.partitions.topic_config import TOPIC_CONFIGS
+from tidelog.controller.model import commands as c
 from tidelog.controller.model.topic_replicas import topic_replicas
+from tidelog.runtime.errors import Unavailable
 
 CREATE, DELETE, GROW = 19, 20, 37
 
@@ -270,6 +273,9 @@ def test_every_version_of_delete_topics_deletes_by_name(version: int) -> None:
         assert answer.responses[0].topic_id == uuid.UUID(bytes=record.id)
 
 
+CREATED = c.CreateTopic(bytes(16), "t", 1, {}, False, False, None)
+
+
 def delete(world: AdminWorld, *wanted: tuple[str | None, uuid.UUID | None]) -> list[tuple[str | None, int]]:
     states = [part(DELETE, 6, "DeleteTopicState", name=name, topic_id=topic_id) for name, topic_id in wanted]
     answer = world.call(topics.APIS, DELETE, 6, topics=states, timeout=5_000)
@@ -365,3 +371,27 @@ def test_new_partitions_follow_a_manual_assignment_or_are_refused(assignments: l
     if code == 0:
         image = world.controller.image
         assert [image.leader(one)[0] for one in image.partitions(record.id)][1:] == [1, 2]
+
+
+def test_topics_that_another_broker_has_created_are_grown_and_deleted() -> None:
+    world = AdminWorld()
+    old, new = (msgspec.structs.replace(CREATED, topic_id=bytes([number]) * 16) for number in (1, 2))
+    world.controller.late = []
+    world.controller.apply(old)
+    assert grow(world, 3, growable(3, "t", 2)) == {"t": (0, "")}
+    world.controller.apply(c.DeleteTopic(old.topic_id))
+    world.controller.apply(new)
+    assert delete(world, ("t", None)) == [("t", 0)]
+    assert not world.controller.image.topics
+
+
+def test_topics_are_not_changed_while_no_controller_answers() -> None:
+    world = AdminWorld()
+    world.topic("t")
+
+    async def catch_up() -> None:
+        raise Unavailable("no controller answers")
+
+    world.controller.catch_up = catch_up  # type: ignore[method-assign]
+    assert delete(world, ("unknown", None)) == [("unknown", 7)]
+    assert grow(world, 3, growable(3, "t", 2))["t"][0] == 7

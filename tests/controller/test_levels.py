@@ -27,8 +27,10 @@ from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.image.replica import Replica
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
+from tidelog.controller.model.configs import ANY, digest
 from tidelog.controller.model.errors import InvalidReplicationFactor, NotController, from_wire
 from tidelog.controller.model.levels import (
+    CONFIG_BASE_LEVEL,
     NEWEST,
     SUPPORTED,
     LevelRange,
@@ -238,6 +240,14 @@ OLD_FIELDS: dict[type, tuple[str, ...]] = {
 }
 
 
+def test_what_a_change_of_configs_is_based_on_is_written_from_level_6_on() -> None:
+    for command in (c.AlterTopicConfigs(bytes(16), {}, digest({})), c.AlterConfigs("cluster", "", {}, digest({}))):
+        for level in range(NEWEST + 1):
+            written = c.decode_envelope(c.encode_envelope(c.Envelope(0, 1, 0, "", 0, 0, command), level)).command
+            assert isinstance(written, c.AlterTopicConfigs | c.AlterConfigs)
+            assert written.base == (digest({}) if level >= CONFIG_BASE_LEVEL else ANY)
+
+
 def test_a_command_that_is_on_its_way_when_the_level_is_raised_counts_by_its_own_rules() -> None:
     driver = OldDriver()
     epoch = driver.broker(0)
@@ -325,8 +335,8 @@ def test_a_broker_must_support_the_level() -> None:
         driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=0))
     with pytest.raises(UnsupportedLevel, match=f"broker 0 supports {NEWEST + 1} to {NEWEST + 3}"):
         driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=NEWEST + 1, newest_level=NEWEST + 3))
-    driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=5))
-    assert range_in(driver.image.kv[level_key(0)], 1) == LevelRange(0, 5)
+    driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=NEWEST))
+    assert range_in(driver.image.kv[level_key(0)], 1) == LevelRange(0, NEWEST)
     driver.run(c.SetBrokerAlive(0, 1, False))
     driver.run(c.RemoveBroker(0))
     assert level_key(0) not in driver.image.kv

@@ -20,7 +20,7 @@ class Story:
     def op(self, kind: Any, process: int, outcome: Outcome = "ok", **fields: Any) -> Op:
         self._now_us += STEP_US
         nowhere = ("heal", "fault", "end_txn", "init_txn", "describe_txn")
-        if kind not in (*nowhere, "create_topic", "delete_topic"):
+        if kind not in (*nowhere, "create_topic", "delete_topic", "set_config", "append_config", "config"):
             fields.setdefault("partition", 0)
         if kind not in nowhere:
             fields.setdefault("topic", T)

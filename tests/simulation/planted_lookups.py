@@ -86,3 +86,17 @@ def an_epoch_ends_before_its_last_record(story: Story, broken: bool) -> None:
 @plant("epoch-end")
 def the_end_of_a_newer_epoch_is_told(story: Story, broken: bool) -> None:
     story.op("epoch_end", 2, wanted_epoch=1, epoch=2 if broken else 1, offset=0)
+
+
+@plant("config-lost")
+def a_config_is_what_it_was_before_the_last_change(story: Story, broken: bool) -> None:
+    story.op("set_config", 1, name="retention.ms", target="1")
+    story.op("set_config", 2, "ok" if broken else "info", name="retention.ms", target="2")
+    story.op("config", 3, name="retention.ms", target="1")
+
+
+@plant("config-lost")
+def what_was_appended_to_a_config_is_missing(story: Story, broken: bool) -> None:
+    story.op("append_config", 1, name="list", target="a")
+    story.op("append_config", 2, "ok" if broken else "info", name="list", target="b")
+    story.op("config", 3, name="list", target="a")

@@ -68,6 +68,8 @@ class WorldController:
         self.subscribers: list[Callable[[Delta], None]] = []
         self.gate: asyncio.Event | None = None
         """While set and not triggered, commands hang."""
+        self.late: list[Delta] | None = None
+        """Deltas that the image does not have yet; None: it is never behind."""
         self.opens_at_once = False
         """Partitions are opened as soon as they are created."""
         self.replica_sets = ReplicaSetClient(self._send)
@@ -84,18 +86,28 @@ class WorldController:
             c.Envelope(self.format_version, 1, 1_700_000_000_000, "", 0, 0, command), self._index
         )
         delta = Delta(self._index, applied.mutations)
-        self.image.apply(delta)
-        for callback in list(self.subscribers):
-            callback(delta)
+        if self.late is None:
+            self._learn(delta)
+        else:
+            self.late.append(delta)
         result = msgspec.msgpack.decode(applied.result, type=c.Result)
         if result.error is not None:
             raise from_wire(result.error)
         return msgspec.msgpack.decode(result.value)
 
+    def _learn(self, delta: Delta) -> None:
+        self.image.apply(delta)
+        for callback in list(self.subscribers):
+            callback(delta)
+
     async def _ask(self, command: Any) -> Any:
+        """Apply a command; the image has its effect, or what it was refused for."""
         if self.gate is not None:
             await self.gate.wait()
-        return self.apply(command)
+        try:
+            return self.apply(command)
+        finally:
+            await self.catch_up()
 
     async def _send(self, command: c.AnyCommand, kind: Any, *, after_all: bool = False) -> Any:
         return msgspec.convert(await self._ask(command), kind)
@@ -190,14 +202,18 @@ class WorldController:
             self.open_partitions(topic.name)
         return topic
 
-    async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None]) -> None:
-        await self._ask(c.AlterTopicConfigs(topic_id, changes))
+    async def catch_up(self) -> None:
+        while self.late:
+            self._learn(self.late.pop(0))
+
+    async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None], *, base: bytes = b"") -> None:
+        await self._ask(c.AlterTopicConfigs(topic_id, changes, base))
 
     async def put_kv(self, key: str, value: bytes) -> None:
         await self._ask(c.PutKv(key, value))
 
-    async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None]) -> None:
-        await self._ask(c.AlterConfigs(kind, name, changes))
+    async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None], *, base: bytes = b"") -> None:
+        await self._ask(c.AlterConfigs(kind, name, changes, base))
 
     async def move_partitions(self, moves: Sequence[c.PartitionMove]) -> list[TidelogError | None]:
         return judged(await self._ask(c.MovePartitions(tuple(moves))))

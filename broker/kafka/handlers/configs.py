@@ -7,6 +7,10 @@ values cannot be set one after the other. The broker keys that may change are th
 (which have no effect, and the answer says so), and, in the cluster-wide layer only, the dynamic settings of the
 controllers (`tidelog.controller.model.overrides`); all others are set in the configuration file. To delete a known
 config that is not set is no error.
+
+What a change leads to is computed here, from this broker's metadata, which may be old. So these first catch up with
+what has been acknowledged, and the command names the configs that it is based on: if another change came first, it is
+refused, and computed anew (`tidelog.controller.model.configs`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.broker.kafka import broker_config, loggers, named_configs
 from tidelog.broker.kafka.broker_config import ConfigEntry
-from tidelog.broker.kafka.handlers.admin_errors import INVALID_REQUEST, ItemOutcome, each, outcome
+from tidelog.broker.kafka.handlers.admin_errors import INVALID_REQUEST, NONE, ItemOutcome, each, outcome
 from tidelog.broker.kafka.loggers import BROKER_LOGGER
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.messages.configs import (
@@ -39,7 +43,9 @@ from tidelog.broker.kafka.wire.messages.configs import (
 )
 from tidelog.broker.partitions import topic_config
 from tidelog.broker.partitions.topic_config import ConfigType, Layers, TopicConfig
+from tidelog.controller.client.configs import until_based
 from tidelog.controller.model import overrides
+from tidelog.controller.model.configs import digest
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -233,11 +239,14 @@ async def _alter(
     services: Services, resources: Sequence[R], changes: ChangesOf[R], validate_only: bool
 ) -> list[AlterConfigsResourceResponse]:
     counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    caught_up: ItemOutcome[None] = ItemOutcome(NONE, None, None)
 
     async def alter(resource: R) -> AlterConfigsResourceResponse:
+        done: ItemOutcome[str | None]
         if counts[(resource.resource_type, resource.resource_name)] > 1:
-            done: ItemOutcome[str | None]
             done = ItemOutcome(INVALID_REQUEST, "each resource must appear at most once", None)
+        elif caught_up.code and resource.resource_type != BROKER_LOGGER:
+            done = ItemOutcome(caught_up.code, caught_up.message, None)
         else:
             done = await outcome(_alter_one(services, resource, changes, validate_only))
         return AlterConfigsResourceResponse(
@@ -248,6 +257,8 @@ async def _alter(
         )
 
     unique = {(resource.resource_type, resource.resource_name): resource for resource in resources}
+    if any(resource.resource_type != BROKER_LOGGER for resource in resources):
+        caught_up = await outcome(services.controller.catch_up())
     return await each(unique.values(), alter)
 
 
@@ -257,12 +268,9 @@ async def _alter_one(services: Services, resource: R, changes: ChangesOf[R], val
     twice = sorted(name for name, times in names.items() if times > 1)
     if twice:
         raise InvalidInput(f"configs given twice: {', '.join(twice)}")
-    if resource.resource_type == TOPIC:
-        await _alter_topic(services, resource, changes, validate_only)
-    elif resource.resource_type == BROKER:
-        await _alter_broker(services, resource, changes, validate_only)
-    elif resource.resource_type in named_configs.KINDS:
-        await _alter_named(services, resource, changes, validate_only)
+    alter = _alter_named if resource.resource_type in named_configs.KINDS else _OVERRIDES.get(resource.resource_type)
+    if alter is not None:
+        await until_based(lambda: alter(services, resource, changes, validate_only))
     elif resource.resource_type == BROKER_LOGGER and isinstance(resource, IncrementalAlterConfigsResource):
         _require_me(services, resource.resource_name, "changes")
         loggers.change(changes(resource, {}), validate_only=validate_only)
@@ -283,7 +291,7 @@ async def _alter_named(services: Services, resource: R, changes: ChangesOf[R], v
     final = named_configs.check(image, kind, name, changes(resource, current))
     effective = {key: value for key, value in final.items() if current.get(key) != value}
     if effective and not validate_only:
-        await services.controller.alter_configs(named_configs.KINDS[kind].kind, name, effective)
+        await services.controller.alter_configs(named_configs.KINDS[kind].kind, name, effective, base=digest(current))
 
 
 async def _alter_topic(services: Services, resource: R, changes: ChangesOf[R], validate_only: bool) -> None:
@@ -296,7 +304,7 @@ async def _alter_topic(services: Services, resource: R, changes: ChangesOf[R], v
     final: Changes = {name: None if value is None else checked[name] for name, value in asked.items()}
     effective = {name: value for name, value in final.items() if record.configs.get(name) != value}
     if effective and not validate_only:
-        await services.controller.alter_topic_configs(record.id, effective)
+        await services.controller.alter_topic_configs(record.id, effective, base=digest(record.configs))
 
 
 async def _alter_broker(services: Services, resource: R, changes: ChangesOf[R], validate_only: bool) -> None:
@@ -327,7 +335,10 @@ async def _alter_broker(services: Services, resource: R, changes: ChangesOf[R], 
     final |= {key: None if value is None else value.strip() for key, value in asked.items()}
     effective = {key: value for key, value in final.items() if current.get(key) != value}
     if effective and not validate_only:
-        await services.controller.alter_configs(kind, name, effective)
+        await services.controller.alter_configs(kind, name, effective, base=digest(current))
+
+
+_OVERRIDES = {TOPIC: _alter_topic, BROKER: _alter_broker}
 
 
 def _of_controllers(services: Services, kind: str, asked: Changes) -> Changes:

@@ -64,6 +64,9 @@ async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -
     code = 0 if kind in (PREFERRED, UNCLEAN) else INVALID_REQUEST
     asked = request.topic_partitions
     elections = _PreferredElections(services, request.timeout_ms)
+    caught_up = await outcome(services.controller.catch_up())
+    if caught_up.code:
+        return ElectLeadersResponse(error_code=caught_up.code, replica_election_results=())
     wanted: dict[str, Iterable[int]] = (
         {topic.name: range(topic.partitions) for topic in services.controller.image.topics.values()}
         if asked is None
@@ -219,6 +222,10 @@ async def _reassign(
     services: Services, named: list[tuple[str, int, tuple[int, ...] | None]]
 ) -> list[TidelogError | None]:
     """Commit the valid placements, many per command; return the error of each refused item of `named`."""
+    try:
+        await services.controller.catch_up()
+    except TidelogError as error:
+        return [error] * len(named)
     errors: list[TidelogError | None] = [None] * len(named)
     moves: list[tuple[int, PartitionMove]] = []
     for at, (topic, index, replicas) in enumerate(named):

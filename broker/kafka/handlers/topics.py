@@ -219,9 +219,14 @@ async def delete_topics(context: RequestContext, request: DeleteTopicsRequest) -
         else [(name, None) for name in request.topic_names]
     )
     counts = Counter(wanted)
+    caught_up = await outcome(services.controller.catch_up(), budget_s)
 
     async def delete(item: tuple[str | None, uuid.UUID | None]) -> DeletableTopicResult:
         name, topic_id = item
+        if caught_up.code:
+            return DeletableTopicResult(
+                name=name, topic_id=topic_id, error_code=caught_up.code, error_message=caught_up.message
+            )
         found = await outcome(_find_deletable(services, name, topic_id, counts[item]))
         done: ItemOutcome[TopicRecord] | ItemOutcome[None] = found
         if found.value is not None:
@@ -262,10 +267,13 @@ async def create_partitions(context: RequestContext, request: CreatePartitionsRe
     services = context.services
     deadline = services.clock.monotonic() + _budget_s(request.timeout_ms)
     counts = Counter(topic.name for topic in request.topics)
+    caught_up = await outcome(services.controller.catch_up(), _budget_s(request.timeout_ms))
 
     async def grow(topic: CreatePartitionsTopic) -> ItemOutcome[TopicRecord]:
         if counts[topic.name] > 1:
             return NAMED_TWICE
+        if caught_up.code:
+            return ItemOutcome(caught_up.code, caught_up.message, None)
         budget_s = max(deadline - services.clock.monotonic(), 0.001)
         return await outcome(_grow(services, topic, request.validate_only), budget_s)
 

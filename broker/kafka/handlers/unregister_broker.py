@@ -15,6 +15,9 @@ from tidelog.broker.kafka.wire.messages.cluster import UnregisterBrokerRequest, 
 async def unregister_broker(context: RequestContext, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     """UnregisterBroker v0. Answers BROKER_ID_NOT_REGISTERED if there is no such broker."""
     services, broker_id = context.services, request.broker_id
+    caught_up = await outcome(services.controller.catch_up())
+    if caught_up.code:
+        return UnregisterBrokerResponse(error_code=caught_up.code, error_message=caught_up.message)
     if broker_id not in services.controller.image.brokers:
         return UnregisterBrokerResponse(
             error_code=BROKER_ID_NOT_REGISTERED, error_message=f"there is no broker {broker_id}"
