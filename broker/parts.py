@@ -214,6 +214,7 @@ def _admin(
         controllers=quorum.report,
         damage=data.reports.damage,
         check=lambda: base.probe.check(f"probe/health-{base.broker_id}"),
+        catch_up=base.controller.catch_up,
         token=admin_token(credentials.secret) if credentials is not None else "",
         read_token=read_token(credentials.secret) if credentials is not None else "",
         suspects=lambda: {*data.compactor.excluded, *(one.object_id for one in data.reports.damage.all())},

@@ -73,7 +73,6 @@ class ControllerConfigRoutes:
         key, value = request.query.get("key", ""), request.query.get("value")
         if not key:
             raise InvalidInput("key is missing: give the setting to change")
-        await self._client.catch_up()
         changes = await until_based(lambda: self._change(key, value))
         if changes:
             logger.info("an operator changed a setting of the controllers", extra={"key": key, "value": value})

@@ -110,6 +110,12 @@ DEFAULT_PORTS = range(9644, 9660)
 """Ports of brokers without `admin.port`: the first one, if one broker runs on a machine."""
 READING_METHODS = frozenset({"GET", "HEAD"})
 """Methods whose handlers change nothing."""
+DECIDING_PATHS = frozenset({
+    "/branches", "/brokers/remove", "/controllers/config", "/losses/accept", "/moves", "/quarantine/release",
+    "/replica-sets/add-member", "/replica-sets/elect", "/replica-sets/policy", "/replica-sets/priority",
+    "/replica-sets/remove-member", "/restart", "/snapshots", "/snapshots/delete",
+})  # fmt: skip
+"""POSTs whose handlers decide by this broker's metadata, which may be old: they are brought up to date before."""
 CONSOLE_PATH = "/console"
 SHUTDOWN_S = 1.0
 """Time-out for requests in flight when the server closes."""
@@ -146,6 +152,8 @@ class AdminSources:
     """What is known to be damaged in the bucket; verification adds to it and clears it."""
     check: Callable[[], Awaitable[None]] = nothing_to_check
     """Returns soon, when what `/status` tells of the bucket is recent."""
+    catch_up: Callable[[], Awaitable[None]] = nothing_to_check
+    """Returns when the image has everything that was acknowledged before; see `ControllerClient.catch_up`."""
     token: str = ""
     """What a request that may change something proves itself with; empty: the cluster has no secret."""
     read_token: str = ""
@@ -196,7 +204,7 @@ class AdminHttp:
 
     async def start(self) -> str:
         """Listen, and return the URL. Raises `AddressInUse`."""
-        middlewares = [self._bounded, self._errors, self._authorized]
+        middlewares = [self._bounded, self._errors, self._authorized, self._caught_up]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
@@ -295,6 +303,13 @@ class AdminHttp:
                 extra = {"peer": str(request.remote), "path": request.path}
                 self.limits.logs.line("token", logging.WARNING, "a request with a wrong token was refused", extra)
             return web.json_response(body, status=401, headers={"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    @web.middleware
+    async def _caught_up(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Bring the metadata up to date for a request that decides by them. Raises `Unavailable`."""
+        if request.method == "POST" and request.path in DECIDING_PATHS:
+            await self._sources.catch_up()
         return await handler(request)
 
     # --- health, metrics, status ---------------------------------------------------------------------------------

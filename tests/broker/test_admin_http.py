@@ -15,12 +15,14 @@ import pytest
 
 from tests.support.admin_world import CLUSTER_ID, NODE_ID, AdminWorld
 from tidelog.broker.admin import http
-from tidelog.broker.admin.http import DEFAULT_PORTS, AdminHttp, AdminSources
+from tidelog.broker.admin.controller_config import ControllerConfigRoutes
+from tidelog.broker.admin.http import DECIDING_PATHS, DEFAULT_PORTS, AdminHttp, AdminSources
 from tidelog.broker.kafka.services import no_quorum
 from tidelog.broker.settings import AdminSettings
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.broker.telemetry.registry import PartRegistry
 from tidelog.controller.model import commands as c
+from tidelog.controller.model.overrides import SESSION_TIMEOUT
 from tidelog.controller.rpc.secret import admin_token
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Unavailable
@@ -40,7 +42,7 @@ from tidelog.storage.records import StreamEntry
 class Place:
     """A node's admin side: a world, a bucket and the server."""
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str = "", catch_up: Callable[[], Awaitable[None]] | None = None) -> None:
         self.world = AdminWorld(brokers=(1, 2))
         self.memory = MemoryObjectStore()
         self.store = GuardedObjectStore(self.memory, PriorityGate(64), SystemClock())
@@ -60,6 +62,7 @@ class Place:
             not_ready=lambda: self.reasons,
             upload_now=lambda: self.upload(),
             controllers=no_quorum,
+            catch_up=catch_up or self.world.controller.catch_up,
             token=token,
             suspects=lambda: self.suspects,
             on_sound=self.sound.append,
@@ -72,7 +75,9 @@ class Place:
         parts.add_section("bucket", self.store.health.report)
         parts.add_section("failover", dict)
         parts.add_problems("disk", lambda: ["the disk is nearly full"])
-        self.server = AdminHttp(sources, parts, self.metrics, TcpNetwork(), self.settings)
+        client: Any = self.world.controller
+        routes = ControllerConfigRoutes(client, dict).routes()
+        self.server = AdminHttp(sources, parts, self.metrics, TcpNetwork(), self.settings, routes)
 
     async def _uploaded(self) -> None:
         self.uploads += 1
@@ -100,8 +105,10 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def serving(token: str = "") -> AsyncIterator[tuple[Place, aiohttp.ClientSession]]:
-    place = Place(token)
+async def serving(
+    token: str = "", catch_up: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[tuple[Place, aiohttp.ClientSession]]:
+    place = Place(token, catch_up)
     url = await place.server.start()
     try:
         async with aiohttp.ClientSession(url) as session:
@@ -416,6 +423,29 @@ async def test_a_change_with_the_token_is_made_and_reading_needs_none() -> None:
         assert place.uploads == 1
         for path in ("/healthz", "/readyz", "/status", "/objects"):
             await get(session, path)
+
+
+async def test_a_setting_is_set_back_that_was_changed_through_another_broker() -> None:
+    """This broker has not heard of the change, and would find that there is nothing to do."""
+    override: dict[str, str | None] = {SESSION_TIMEOUT: "20000"}
+    async with serving() as (place, session):
+        controller = place.world.controller
+        controller.apply(c.AlterConfigs("cluster", "", override))
+        controller.late = []
+        controller.apply(c.AlterConfigs("cluster", "", {SESSION_TIMEOUT: "30000"}))
+        answer = await post(session, f"/controllers/config?key={SESSION_TIMEOUT}&value=20000")
+    assert answer["changed"]
+    assert controller.image.cluster_configs == override
+
+
+async def test_what_is_decided_by_metadata_is_refused_while_no_controller_answers() -> None:
+    async def catch_up() -> None:
+        raise Unavailable("no controller answers")
+
+    async with serving(catch_up=catch_up) as (_, session):
+        for path in DECIDING_PATHS:
+            assert (await post(session, path, 503))["error"] == "no controller answers"
+        await post(session, "/upload")
 
 
 def test_the_token_is_of_the_secret_and_does_not_contain_it() -> None:
