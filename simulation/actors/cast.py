@@ -17,7 +17,7 @@ from tidelog.simulation.actors.operator import Operator
 from tidelog.simulation.actors.outside_reader import OutsideReader
 from tidelog.simulation.actors.pipelined import PipelinedProducer
 from tidelog.simulation.actors.set_operator import SetOperator
-from tidelog.simulation.actors.topics import Deleter, TopicKeeper
+from tidelog.simulation.actors.topics import Deleter, Grower, TopicKeeper
 from tidelog.simulation.actors.workload import Producer, Topic, Workload
 from tidelog.simulation.actors.zombie import Zombie
 
@@ -28,6 +28,8 @@ PIPELINED = 0.4
 """The share of idempotent producers with several requests in flight."""
 CONFIGURED = 0.5
 """The share of clusters in which administrators change a topic's configs."""
+GROWERS = 0.3
+"""The share of clusters in which partitions are added to a topic."""
 SEEKERS = 0.5
 """The share of clusters with a client that looks up offsets by time, and the ends of leader epochs."""
 SETS_OPERATED = 0.5
@@ -91,6 +93,8 @@ def start(workload: Workload) -> Cast:
     seeker = Seeker(workload, others) if rng.random() < SEEKERS else None
     if seeker is not None:
         workload.spawn(seeker.run(), "seeker")
+    if rng.random() < GROWERS:
+        workload.spawn(Grower(workload, rng.choice(workload.topics[:2])).run(), "grower")
     configured = workload.topics[0] if rng.random() < CONFIGURED else None
     if configured is not None:
         until_us = draw_last_changes(workload.random())

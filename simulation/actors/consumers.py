@@ -141,23 +141,28 @@ class Fetcher:
         self._sessions = ClientSessions() if in_sessions else None
         self.process = process
 
-    async def assign(self, position: Position, timestamp: int = EARLIEST) -> bool:
-        """Look up the start offset and begin there."""
-        topic, partition = position.topic.name, position.partition
+    async def assign(self, position: Position) -> bool:
+        """Look up the log start and begin there."""
+        w, topic, partition = self._w, position.topic.name, position.partition
+        op = w.history.begin("list_offsets", self.process, w.now_us(), topic=topic, partition=partition)
+        error = "no leader"
         try:
             address = await self._client.leader(topic, partition)
-            if address is None:
-                return False
-            request = kafka.list_offsets(position.topic.wire, partition, timestamp)
-            error, offset = await self._client.ask(address, request, ASK_S)
-        except Lost:
-            self._client.forget(topic, partition)
-            return False
-        if error:
-            self._client.forget(topic, partition)
-            return False
-        self.assign_at(position, offset)
-        return True
+            if address is not None:
+                request = kafka.list_offsets(position.topic.wire, partition, EARLIEST)
+                code, offset = await self._client.ask(address, request, ASK_S)
+                if not code:
+                    # as of a name that has been given to another topic, what is told by a deposed leader is not kept
+                    counts = not (position.topic.temporary or is_deposed(w.cluster, position, address))
+                    w.history.end(op, "ok", w.now_us(), log_start=offset if counts else UNKNOWN)
+                    self.assign_at(position, offset)
+                    return True
+                error = f"error {code}"
+        except Lost as lost:
+            error = str(lost)
+        w.history.end(op, "fail", w.now_us(), error=error)
+        self._client.forget(topic, partition)
+        return False
 
     @property
     def in_sessions(self) -> bool:

@@ -320,6 +320,19 @@ def delete_topic(name: str, timeout_ms: int) -> Request:
     return Request(20, 3, array([text(name)]) + _I32.pack(timeout_ms), read)
 
 
+def create_partitions(topic: str, total: int, timeout_ms: int) -> Request:
+    """Returns the error."""
+    one = text(topic) + _I32.pack(total) + _I32.pack(-1)
+
+    def read(r: FieldReader) -> int:
+        r.i32()
+        r.i32()
+        r.text()
+        return r.i16()
+
+    return Request(37, 1, array([one]) + struct.pack(">ib", timeout_ms, 0), read)
+
+
 def delete_records(topic: str, partition: int, offset: int, timeout_ms: int) -> Request:
     """Returns (error, log start)."""
     part = struct.pack(">iq", partition, offset)

@@ -1,6 +1,6 @@
-"""Actors that delete records, and that create and delete topics.
+"""Actors that delete records, that grow topics, and that create and delete them.
 
-Entry: `Deleter.run`, `TopicKeeper.run`.
+Entry: `Deleter.run`, `Grower.run`, `TopicKeeper.run`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from tidelog.simulation.actors.workload import ASK_S, Actor, Topic, Workload
 from tidelog.simulation.checkers.history import UNKNOWN, Op
 
 MAX_EXTRA_TOPICS = 3
+MAX_GROWN = 2
+"""Number of partitions that are added to a topic."""
+INVALID_PARTITIONS = 37
 AGAIN = 0.8
 """The share of deleted topics whose name is reused."""
 
@@ -66,6 +69,31 @@ class Deleter(Actor):
             # one that deletes nothing is answered by a leader, too, that does not know its successor yet
             deposed = is_deposed(w.cluster, Position(topic, partition), address)
             w.history.end(op, "ok", w.now_us(), log_start=UNKNOWN if deposed else start)
+
+
+class Grower(Actor):
+    """Adds a partition to a topic now and then, at any broker."""
+
+    def __init__(self, workload: Workload, topic: Topic) -> None:
+        super().__init__(workload)
+        self._topic = topic
+
+    async def run(self) -> None:
+        """Run until the end."""
+        w, rng, topic = self._w, self._rng, self._topic
+        for _ in range(rng.randint(1, MAX_GROWN)):
+            await asyncio.sleep(rng.uniform(2.0, 25.0))
+            total = topic.partitions + 1
+            while topic.exists and not w.closing:
+                try:
+                    error = await self._client.ask_any(kafka.create_partitions(topic.wire, total, 3_000), ASK_S)
+                except Lost:
+                    error = -1
+                if error in (0, INVALID_PARTITIONS):  # the latter: an earlier attempt succeeded
+                    topic.partitions = total
+                    break
+                await asyncio.sleep(rng.uniform(0.1, 0.5))
+        self._client.close()
 
 
 class TopicKeeper(Actor):

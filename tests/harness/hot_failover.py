@@ -108,7 +108,10 @@ def run(arguments: argparse.Namespace, directory: Path) -> list[str]:
     with hot_cluster(directory / "cluster", controllers=arguments.controllers) as hot:
         create_topic(hot.bootstrap, TOPIC, arguments.partitions)
         print(HEADER, flush=True)
-        with PartitionLoad(hot.bootstrap, TOPIC, arguments.partitions, pause_s=arguments.pause_ms / 1000) as load:
+        load = PartitionLoad(
+            hot.bootstrap, TOPIC, arguments.partitions, pause_s=arguments.pause_ms / 1000, producers=arguments.producers
+        )
+        with load:
             for number in range(arguments.rounds):
                 try:
                     one = one_round(hot, load, number, arguments.round_timeout_s)
@@ -134,6 +137,7 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=100)
     parser.add_argument("--controllers", type=int, default=3)
     parser.add_argument("--pause-ms", type=float, default=50.0, help="between two records of a partition")
+    parser.add_argument("--producers", type=int, default=1, help="among which the partitions are divided")
     parser.add_argument("--round-timeout-s", type=float, default=90.0)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # and end the nodes

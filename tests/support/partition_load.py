@@ -1,4 +1,4 @@
-"""An idempotent producer over many partitions that notes when each of them was acknowledged last, and what was.
+"""Idempotent producers over many partitions, which note when each of them was acknowledged last, and what was.
 
     with PartitionLoad(bootstrap, "orders", 24) as load:
         load.begin_round()
@@ -8,7 +8,7 @@
 
 Each record carries its number within its partition (`number_of`). What was sent, acknowledged and read is noted in a
 history; `verify` reads everything, and holds the history against the checkers (docs/checkers.md). Besides, the offsets
-of every partition must be contiguous from 0: one producer without transactions, and nothing is deleted.
+of every partition must be contiguous from 0: one producer for each, without transactions, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidelog.simulation.checkers.history import History, Op
 DEADLINE_S = 120.0
 EAGER = {"linger.ms": 2, "retry.backoff.ms": 10, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
 """Settings of a producer that is to measure the cluster, and not itself."""
-_WRITER, _READER = 1, 2
+_READER, _FIRST_WRITER = 2, 3
 _NOT_OURS = -2
 """Stands in the history for a record without a number: nobody sent it."""
 
@@ -46,7 +46,8 @@ class PartitionLoad:
     """See the module. `pause_s` lies between two records of a partition, `settings` are librdkafka's.
 
     `defaults`: none but idempotence is set. Each record has `value_bytes`, if need be more. `pause_s` may be changed at
-    any time.
+    any time. The partitions are divided among `producers`, each with a thread of its own: librdkafka has five requests
+    in flight to a broker, each for one partition, so that one of them queues where it writes to many.
     Methods are for the thread that made it.
     """
 
@@ -59,6 +60,7 @@ class PartitionLoad:
         settings: Mapping[str, str] | None = None,
         value_bytes: int = 0,
         defaults: bool = False,
+        producers: int = 1,
     ) -> None:
         self.topic = topic
         self.partitions = partitions
@@ -71,45 +73,47 @@ class PartitionLoad:
         self._value_bytes = value_bytes
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "log_level": 0,  # it would report every connection that is refused
-                "enable.idempotence": True,
-                **({} if defaults else EAGER),
-                **(settings or {}),
-            }
-        )
+        self._threads = [threading.Thread(target=self._run, args=(at,), daemon=True) for at in range(producers)]
+        configured = {
+            "bootstrap.servers": bootstrap,
+            "log_level": 0,  # it would report every connection that is refused
+            "enable.idempotence": True,
+            **({} if defaults else EAGER),
+            **(settings or {}),
+        }
+        self._producers = [Producer(configured) for _ in range(producers)]
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping.set()
-        self._thread.join(DEADLINE_S)
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
         if kind is None:
-            assert not self._thread.is_alive(), "records without an outcome"
+            assert not any(thread.is_alive() for thread in self._threads), "records without an outcome"
 
-    def _run(self) -> None:
-        number = 0
+    def _run(self, at: int) -> None:
+        """Write to every partition of one producer, again and again."""
+        producer, number = self._producers[at], 0
         while not self._stopping.is_set():
             due = time.monotonic() + self.pause_s
-            for partition in range(self.partitions):
-                self._send(partition, number)
+            for partition in range(at, self.partitions, len(self._producers)):
+                self._send(producer, at, partition, number)
             number += 1
             while (left_s := due - time.monotonic()) > 0:
-                self._producer.poll(left_s)  # returns at the first delivery
-            self._producer.poll(0)
-        self._producer.flush(DEADLINE_S - 10)
+                producer.poll(left_s)  # returns at the first delivery
+            producer.poll(0)
+        producer.flush(DEADLINE_S - 10)
 
-    def _send(self, partition: int, number: int) -> None:
+    def _send(self, producer: Producer, at: int, partition: int, number: int) -> None:
         op = self.history.begin(
             "send",
-            _WRITER,
+            _FIRST_WRITER + at,
             _now_us(),
             topic=self.topic,
             partition=partition,
@@ -121,10 +125,10 @@ class PartitionLoad:
             value = value.ljust(self._value_bytes)
         while True:
             try:
-                self._producer.produce(self.topic, value, partition=partition, on_delivery=self._noting(op))
+                producer.produce(self.topic, value, partition=partition, on_delivery=self._noting(op))
                 return
             except BufferError:
-                self._producer.poll(0.05)
+                producer.poll(0.05)
 
     def _value(self, partition: int, number: int) -> int:
         """What identifies the record in the history."""
@@ -189,7 +193,7 @@ class PartitionLoad:
 
     def verify(self, bootstrap: str) -> list[str]:
         """What is wrong, if anything. Call it after the load has ended."""
-        assert not self._thread.is_alive()
+        assert not any(thread.is_alive() for thread in self._threads)
         problems = list(self.errors[:20])
         self.history.note("heal", _READER, _now_us())
         consumer = Consumer(
