@@ -357,10 +357,11 @@ class ControllerClient:
             self._sequence += 1
             sequence = self._sequence
             self._open_sequences.add(sequence)
-            deadline = self._clock.monotonic() + (self._budget_s if budget_s is None else budget_s)
+            budget_s = self._budget_s if budget_s is None else budget_s
+            deadline = self._clock.monotonic() + budget_s
             token = self.health.begin(self._clock.monotonic())
             try:
-                result = await self._ask(sequence, msgspec.Raw(c.encode(command)), deadline)
+                result = await self._ask(sequence, msgspec.Raw(c.encode(command)), deadline, budget_s)
                 self.health.succeeded(self._clock.monotonic(), token)
             except TidelogError as error:
                 self.health.failed(self._clock.monotonic(), error, token)
@@ -390,7 +391,7 @@ class ControllerClient:
             self._answered.clear()
             await self._answered.wait()
 
-    async def _ask(self, sequence: int, command: msgspec.Raw, deadline: float) -> c.Result:
+    async def _ask(self, sequence: int, command: msgspec.Raw, deadline: float, budget_s: float) -> c.Result:
         backoff = Backoff(base_s=0.02, cap_s=1.0 if len(self._endpoints) == 1 else 0.25, rng=self._rng)
         while True:
             params = CommandParams(self._client_id, sequence, min(self._open_sequences), command)
@@ -406,7 +407,7 @@ class ControllerClient:
             delay = backoff.next_delay_s()
             if self._clock.monotonic() + delay >= deadline:
                 raise OutcomeUnknown(
-                    f"the controller did not answer within {self._budget_s} s: {problem.message}",
+                    f"the controller did not answer within {budget_s} s: {problem.message}",
                     hint="check that the controller is running",
                 ) from problem
             await self._clock.sleep(delay)

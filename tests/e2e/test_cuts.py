@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.harness.controller_kills import Controllers
 from tests.support.cluster_process import eventually, tidelog_json
@@ -201,3 +203,47 @@ def test_a_move_whose_source_or_target_is_cut_from_the_controllers_ends_in_one_o
                 assert {each["partition"]: each["leader"] for each in described[0]["partitions"]}[moving] == 102
 
         under_load(cluster, scenario)
+
+
+def test_a_broker_cut_from_the_controllers_does_not_say_that_a_config_is_as_it_was(tmp_path: Path) -> None:
+    """Its metadata say so, but another broker has changed it meanwhile."""
+    with cut_cluster(tmp_path) as cluster:
+        tidelog_json(cluster.bootstrap, "topic", "create", TOPIC, "--config", "retention.ms=1000000")
+        there, here = (f"127.0.0.1:{cluster.kafka_ports[broker]}" for broker in (101, 103))
+        eventually(lambda: configured(here) == "1000000", 60)
+        paths = cluster.between([103], list(cluster.members))
+        cut_all(paths)
+        assert configure(there, "2000000") is None
+        refused = configure(here, "1000000")
+        assert refused is not None and refused.code() == KafkaError.REQUEST_TIMED_OUT, refused
+        assert configured(here) == "1000000"
+        heal_all(paths)
+        eventually(lambda: configure(here, "1000000") is None, 60)
+        eventually(lambda: configured(there) == "1000000", 60)
+
+
+RETENTION = "retention.ms"
+
+
+def configure(address: str, retention_ms: str) -> KafkaError | None:
+    """Set the topic's retention through one broker; return what went wrong."""
+    entry = ConfigEntry(RETENTION, retention_ms, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, TOPIC, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    try:
+        admin.incremental_alter_configs([resource], request_timeout=20)[resource].result(30)
+    except KafkaException as error:
+        found = error.args[0]
+        assert isinstance(found, KafkaError)
+        return found
+    return None
+
+
+def configured(address: str) -> str | None:
+    """The topic's retention, as one broker tells it; None: it does not know the topic."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, TOPIC)
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    try:
+        return str(admin.describe_configs([resource], request_timeout=20)[resource].result(30)[RETENTION].value)
+    except KafkaException:
+        return None
