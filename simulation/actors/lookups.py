@@ -13,7 +13,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidelog.simulation.actors.client import Lost
 from tidelog.simulation.actors.consumers import Position, is_deposed
@@ -57,19 +57,10 @@ def offset_for_time(topic: str, partition: int, time_ms: int, epoch: int, *, com
     body = struct.pack(">ib", -1, committed) + rows([compact(topic.encode()) + rows([part])])
 
     def read(r: FlexibleReader) -> FoundOffset:
-        def one() -> FoundOffset:
-            r.i32()
-            return FoundOffset(r.i16(), r.i64(), r.i64(), r.i32())
+        _partition = r.i32()
+        return FoundOffset(r.i16(), r.i64(), r.i64(), r.i32())
 
-        def per_topic() -> list[FoundOffset]:
-            r.compact()
-            return r.rows(one)
-
-        r.i32()
-        found: FoundOffset = r.rows(per_topic)[0][0]
-        return found
-
-    return request(2, 7, body, read)
+    return request(2, 7, body, lambda r: _only(r, read))
 
 
 def epoch_end(topic: str, partition: int, wanted: int, epoch: int) -> Request:
@@ -78,19 +69,21 @@ def epoch_end(topic: str, partition: int, wanted: int, epoch: int) -> Request:
     body = struct.pack(">i", -1) + rows([compact(topic.encode()) + rows([part])])
 
     def read(r: FlexibleReader) -> EpochEnd:
-        def one() -> EpochEnd:
-            error, _partition = r.i16(), r.i32()
-            return EpochEnd(error, r.i32(), r.i64())
+        error, _partition = r.i16(), r.i32()
+        return EpochEnd(error, r.i32(), r.i64())
 
-        def per_topic() -> list[EpochEnd]:
-            r.compact()
-            return r.rows(one)
+    return request(23, 4, body, lambda r: _only(r, read))
 
-        r.i32()
-        found: EpochEnd = r.rows(per_topic)[0][0]
-        return found
 
-    return request(23, 4, body, read)
+def _only(r: FlexibleReader, read: Callable[[FlexibleReader], Any]) -> Any:
+    """Return what a response says of its only partition."""
+
+    def per_topic() -> list[Any]:
+        r.compact()
+        return r.rows(lambda: read(r))
+
+    _throttle_ms = r.i32()
+    return r.rows(per_topic)[0][0]
 
 
 class Seeker(Actor):

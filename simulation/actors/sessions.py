@@ -73,7 +73,3 @@ class ClientSessions:
     def lost(self, address: tuple[str, int]) -> None:
         """Nobody knows whether the broker has seen the request."""
         self._sessions[address].renew()
-
-    def served(self, address: tuple[str, int]) -> set[Place]:
-        """Return the partitions that the broker may answer for."""
-        return set(self._sessions[address].told)
