@@ -31,6 +31,7 @@ import msgspec
 from aiohttp import web
 
 from tidelog.broker.admin.answers import flag, integer, json_answer, number
+from tidelog.controller.client.configs import until_based
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord, has_several, replicas_without
 from tidelog.runtime.errors import InvalidInput, NotFound
@@ -114,19 +115,23 @@ class ReplicaSetRoutes:
 
     async def _policy(self, request: web.Request) -> web.Response:
         record = self._found(request)
-        row = self._controller.image.replication.get(record.id) or ReplicationRecord(record.id)
         unknown = [name for name in request.query if name not in ("id", *POLICY_FIELDS)]
         if unknown:
             raise InvalidInput(f"a replication policy has no {unknown[0]!r}", hint=f"it has {', '.join(POLICY_FIELDS)}")
         changes = {name: _value(request, name) for name in POLICY_FIELDS if name in request.query}
         if not changes:
             raise InvalidInput(f"nothing is to be changed: give one of {', '.join(POLICY_FIELDS)}")
-        policy = msgspec.structs.replace(row.policy, **changes)
-        await self._controller.replica_sets.set_policy(record.id, policy)
+        policy = await until_based(lambda: self._change_policy(record.id, changes))
         logger.info(
             "replication policy set", extra={"replica_set": record.id, "policy": msgspec.structs.asdict(policy)}
         )
         return json_answer({"id": record.id, "policy": msgspec.structs.asdict(policy)})
+
+    async def _change_policy(self, replica_set_id: int, changes: Mapping[str, Any]) -> PolicyRecord:
+        row = self._controller.image.replication.get(replica_set_id) or ReplicationRecord(replica_set_id)
+        policy = msgspec.structs.replace(row.policy, **changes)
+        await self._controller.replica_sets.set_policy(replica_set_id, policy, base=row.policy)
+        return policy
 
     async def _add_member(self, request: web.Request) -> web.Response:
         record, broker = self._found(request), _broker(request)

@@ -93,9 +93,12 @@ class ReplicaSetClient:
         found: ReplicaSetRecord = await self._send(command, ReplicaSetRecord)
         return found
 
-    async def set_policy(self, replica_set_id: int, policy: PolicyRecord) -> None:
-        """Set the replication policy. Raises `NotFound`, `InvalidInput` for values that contradict each other."""
-        await self._send(r.SetReplicaSetPolicy(replica_set_id, policy), None)
+    async def set_policy(self, replica_set_id: int, policy: PolicyRecord, *, base: PolicyRecord | None = None) -> None:
+        """Set the replication policy. `base`: the one that it was computed from, checked from feature level 6 on.
+
+        Raises `NotFound`, `ConfigsChanged` if another one is there, `InvalidInput` for a contradiction.
+        """
+        await self._send(r.SetReplicaSetPolicy(replica_set_id, policy, base), None)
 
     async def add_replica(
         self,

@@ -23,7 +23,7 @@ from tidelog.controller.machine.replica_elections import (
     rows_of,
 )
 from tidelog.controller.machine.tables import Tables
-from tidelog.controller.model.errors import ConfigurationRefused, NotEligible
+from tidelog.controller.model.errors import ConfigsChanged, ConfigurationRefused, NotEligible
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, BrokerRecord, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import (
     AddReplica,
@@ -150,10 +150,12 @@ def _reported(row: ReplicationRecord, command: AlterSyncStateSet, member: WalRep
 
 
 def set_policy(tables: Tables, command: SetReplicaSetPolicy) -> None:
-    """See `SetReplicaSetPolicy`. Raises `NotFound`, `InvalidInput`."""
+    """See `SetReplicaSetPolicy`. Raises `NotFound`, `ConfigsChanged`, `InvalidInput`."""
     record = _record(tables, command.replica_set_id)
     command.policy.checked()
     row = tables.replication.get(record.id) or ReplicationRecord(record.id)
+    if command.base not in (None, row.policy):
+        raise ConfigsChanged(f"the policy of replica set {record.id} was changed by somebody else meanwhile")
     tables.replication.put(record.id, _without_exchange(msgspec.structs.replace(row, policy=command.policy)))
 
 

@@ -632,6 +632,8 @@ def at_level(command: AnyCommand, level: int) -> AnyCommand:
         return msgspec.structs.replace(command, replicas=0)
     if level < CONFIG_BASE_LEVEL and isinstance(command, AlterTopicConfigs | AlterConfigs):
         return msgspec.structs.replace(command, base=ANY)
+    if level < CONFIG_BASE_LEVEL and isinstance(command, SetReplicaSetPolicy):
+        return msgspec.structs.replace(command, base=None)
     if level >= 1:
         return command
     if isinstance(command, RegisterBroker):

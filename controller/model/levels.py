@@ -11,7 +11,7 @@ the cluster: their commands, table `leases`, and state format 4. Level 4 adds no
 table `configs` has rows of groups and of client metrics, brokers take part in transactions, and they cut holes into
 compacted topics, which brokers of older versions would misread. Level 5 adds snapshots and branches of topics: their
 commands, tables `snapshots` and `branches`, and state format 5. Level 6 adds no command and no table: from it on, a
-change of configs names the ones that it is based on, and is refused if they are others by then.
+change of configs or of a replication policy names what it is based on, and is refused if that is another by then.
 
 A broker's range is a row of table `kv`, which members of every version keep. It names the registration that it belongs
 to: a broker that was started anew in another version has told nothing until it says so.

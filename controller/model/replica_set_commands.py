@@ -91,6 +91,9 @@ class SetReplicaSetPolicy(Command, frozen=True, array_like=True, tag=83):
 
     replica_set_id: int
     policy: PolicyRecord
+    base: PolicyRecord | None = None
+    """The one that it was computed from; from feature level 6 on. With another one there it is refused as
+    `ConfigsChanged`; None: it replaces any."""
 
 
 class AddReplica(Command, frozen=True, array_like=True, tag=84):

@@ -1,8 +1,8 @@
 """Clients that look up offsets: by time (ListOffsets), and the ends of leader epochs (OffsetForLeaderEpoch, KIP-320).
 
-They ask for times of records, times between them, and the largest one, of every partition that has a topic of its name
-for ever, while clients write, brokers fail and partitions move; and once more when all has ended. The answers are in
-the history; `tidelog.simulation.checkers.lookups` compares them with the records that others have written and read.
+They ask for times of records, times between them, the largest one, and ends, of every partition that has a topic of its
+name for ever, while clients write, brokers fail and partitions move; and once more when all has ended. The answers are
+in the history; `tidelog.simulation.checkers.lookups` compares them with the records that others have written and read.
 
 Entry: `Seeker.run`; `Seeker.audit` at the end.
 """
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tidelog.simulation.actors.client import Lost
 from tidelog.simulation.actors.consumers import Position, is_deposed
-from tidelog.simulation.actors.kafka import Request
+from tidelog.simulation.actors.kafka import LATEST, Request
 from tidelog.simulation.actors.kafka_flexible import FlexibleReader, compact, request, rows
 from tidelog.simulation.actors.workload import ASK_S, OLDER_MS, Actor, Topic, Workload
 from tidelog.simulation.checkers.history import LARGEST_TIME, UNKNOWN, Op
@@ -26,6 +26,8 @@ PAUSE_S = (0.1, 0.8)
 """Bounds of the mean time between two questions."""
 EPOCHS = 0.25
 """The share of questions that ask for the end of a leader epoch."""
+HURRIES, HURRY_S = 40, 0.02
+"""After a question without an answer the next one comes at once: a new leader should be asked as soon as it answers."""
 AT_THE_END = 4
 """Questions for times, of each partition, when all has ended."""
 
@@ -109,9 +111,16 @@ class Seeker(Actor):
             partition = rng.randrange(topic.partitions)
             if rng.random() < EPOCHS:
                 await self._ask_epoch(topic, partition)
-            else:
-                await self._ask_time(topic, partition)
+            elif not await self._ask_time(topic, partition):
+                await self._hurry(topic, partition)
         self._client.close()
+
+    async def _hurry(self, topic: Topic, partition: int) -> None:
+        """Ask for the end until there is an answer."""
+        for _ in range(HURRIES):
+            if self._w.closing or await self._ask_end(topic, partition):
+                return
+            await asyncio.sleep(HURRY_S)
 
     async def audit(self) -> None:
         """Ask for some times and each epoch, of all partitions, until each is answered."""
@@ -156,6 +165,20 @@ class Seeker(Actor):
         if found.offset != UNKNOWN:
             self._told.append(found.time_ms)
         w.history.end(op, "ok", w.now_us(), offset=found.offset, found_ms=found.time_ms, epoch=found.epoch)
+        return True
+
+    async def _ask_end(self, topic: Topic, partition: int) -> bool:
+        """Ask for the high watermark, and return whether there was an answer."""
+        w = self._w
+        op = w.history.begin("list_offsets", self._process, w.now_us(), topic=topic.name, partition=partition)
+
+        def build(epoch: int) -> Request:
+            return offset_for_time(topic.wire, partition, LATEST, epoch, committed=False)
+
+        found = await self._ask(op, topic, partition, build)
+        if not isinstance(found, FoundOffset):
+            return False
+        w.history.end(op, "ok", w.now_us(), high_watermark=found.offset)
         return True
 
     async def _ask_epoch(self, topic: Topic, partition: int, wanted: int = UNKNOWN) -> bool:

@@ -32,6 +32,7 @@ from tidelog.controller.model.errors import InvalidReplicationFactor, NotControl
 from tidelog.controller.model.levels import (
     CONFIG_BASE_LEVEL,
     NEWEST,
+    REPLICATION_LEVEL,
     SUPPORTED,
     LevelRange,
     NewerLevel,
@@ -40,6 +41,8 @@ from tidelog.controller.model.levels import (
     range_in,
     told_range,
 )
+from tidelog.controller.model.replica_set_commands import SetReplicaSetPolicy
+from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import WalNote, note_key
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.raft.consensus import MemoryConsensus
@@ -246,6 +249,12 @@ def test_what_a_change_of_configs_is_based_on_is_written_from_level_6_on() -> No
             written = c.decode_envelope(c.encode_envelope(c.Envelope(0, 1, 0, "", 0, 0, command), level)).command
             assert isinstance(written, c.AlterTopicConfigs | c.AlterConfigs)
             assert written.base == (digest({}) if level >= CONFIG_BASE_LEVEL else ANY)
+    policy = PolicyRecord()
+    for level in range(REPLICATION_LEVEL, NEWEST + 1):
+        envelope = c.Envelope(0, 1, 0, "", 0, 0, SetReplicaSetPolicy(0, policy, policy))
+        written = c.decode_envelope(c.encode_envelope(envelope, level)).command
+        assert isinstance(written, SetReplicaSetPolicy)
+        assert written.base == (policy if level >= CONFIG_BASE_LEVEL else None)
 
 
 def test_a_command_that_is_on_its_way_when_the_level_is_raised_counts_by_its_own_rules() -> None:

@@ -15,6 +15,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.errors import (
     BrokerNotDrained,
+    ConfigsChanged,
     ConfigurationRefused,
     NotEligible,
     StaleBrokerEpoch,
@@ -267,6 +268,18 @@ def test_who_enters_is_alive_and_has_joined_with_that_wal() -> None:
     trio.die(1)
     trio.alter((0, 1), 1)
     assert trio.record.sync_state_set == (0, 1), "a dead member may stay"
+
+
+def test_a_policy_that_was_computed_from_another_one_is_refused() -> None:
+    driver = Driver()
+    driver.broker(0)
+    before, after = PolicyRecord(), TWO_OF_THREE
+    driver.run(r.SetReplicaSetPolicy(0, after, before))
+    assert driver.image.replication[0].policy == after
+    with pytest.raises(ConfigsChanged, match="the policy of replica set 0 was changed by somebody else"):
+        driver.run(r.SetReplicaSetPolicy(0, before, before))
+    driver.run(r.SetReplicaSetPolicy(0, before))
+    assert driver.image.replication[0].policy == before
 
 
 def test_the_policy_bounds_the_quorum() -> None:
