@@ -174,19 +174,4 @@ MUTATIONS_IN_STREAM = [
         ("epoch-end",),
         MOVES,
     ),
-    Mutation(
-        "elected-answers-at-once",
-        "lookups",
-        "a new leader tells offsets before it has confirmed what it inherited (KIP-207)",
-        (
-            Edit(
-                "tidelog.stream.partition_log:PartitionLog.wait_inherited",
-                "inherited = self._inherited",
-                "inherited = self._inherited\n"
-                "        if self.high_watermark < inherited.end:\n            mutated()\n            return True",
-            ),
-        ),
-        ("offset-for-time", "high-watermark-back", "unseen", "lost-write"),
-        ("kill", "power", "kill-all", "disk", "slow"),
-    ),
 ]
