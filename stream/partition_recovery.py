@@ -8,7 +8,8 @@ were written in pieces, batches from their snapshot's offset on are read as well
 Released: an operator released a quarantined stream without the records set aside, so the streams are inconsistent: a
 checkpoint may cover records that are gone. Then the segments up to the data's end are kept, the segment that contains
 the end is read again, and all state is written again. Producers without a batch since that segment's start are removed,
-and the time index restarts: lookups in older segments read from their start.
+and the time index restarts: lookups in older segments read from their start. The txn index loses what it has of
+transactions that were aborted among the records that are gone: others may be written at their offsets.
 
 Records that an earlier master appended and that are not confirmed yet count like others, except that the high watermark
 and the log start that consumers see are those without them, and that their markers decide nothing yet. A checkpoint may
@@ -105,6 +106,8 @@ async def recover(
         _load(state, now_ms)
         state.load_branch()
         await _load_producers(state)
+        if state.data.is_released:
+            await state.txn.cut(state.data.next_offset)
         if _needs_fitting(state):
             return await _fit(state, config, now_ms)
         if confirmed_end(state) < state.producers_offset:

@@ -97,6 +97,10 @@ class Stream:
         """Return the records at its end that the WAL held when it was opened and that are not confirmed, in order."""
         return self._storage.unconfirmed(self.stream_id)
 
+    async def wait_confirmed(self, wal_end: int) -> None:
+        """Return when what was appended up to `wal_end` is confirmed. Raises `WalFailed`, and what ends the term."""
+        await self._storage.confirm.wait(wal_end)
+
     async def trim(self, start_offset: int) -> None:
         """Delete the records before `start_offset` (≤ next offset). Raises `Fenced`, `Unavailable`."""
         assert start_offset <= self.next_offset

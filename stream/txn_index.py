@@ -9,6 +9,7 @@ The newest entries are kept in memory after the first lookup. Entry: `TxnIndex.l
 
 from __future__ import annotations
 
+from array import array
 from struct import Struct
 from typing import NamedTuple
 
@@ -109,6 +110,33 @@ class TxnIndex:
         if stream.next_offset == stream.start_offset:
             return -1
         return (await self._index.read(stream.next_offset - 1, stream.next_offset))[0][2]
+
+    async def cut(self, end_offset: int) -> None:
+        """Remove the entries of transactions that end at `end_offset` or later, because their records are gone.
+
+        The others are written again behind all, and are durable before anything is trimmed. After a crash in between
+        there are both; the next call keeps one of each. Called before `add` and lookups. Raises `WalFull`,
+        `Overloaded`, `WalFailed`, `CorruptData`, `Unavailable`.
+        """
+        assert self._tail is None
+        stream, kept, newest = self.stream, array("q"), -1
+        at, end = stream.start_offset, stream.next_offset
+        while at < end:
+            rows = await self._index.read(at, end)
+            at += len(rows)
+            for row in rows:
+                if newest < row[2] < end_offset:
+                    newest = row[2]
+                    kept.extend(row)
+        width = len(AbortedTxn._fields)
+        if len(kept) == width * (end - stream.start_offset):
+            return
+        for first in range(0, len(kept), width * KEPT_ENTRIES):
+            numbers = iter(kept[first : first + width * KEPT_ENTRIES])
+            wal_end = self._index.append(list(zip(*[numbers] * width, strict=True)))
+            await stream.wait_confirmed(wal_end)
+        await stream.trim(end)
+        self._tail_start = stream.next_offset
 
     async def trim_point(self, log_start_offset: int) -> int:
         """Return the index to which the stream can be trimmed: the first entry that reaches `log_start_offset`."""

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from tests.support.fake_storage import FakeClock, FakeWorld, Process
+from tests.support.fake_storage import DATA, FakeClock, FakeWorld, Process
 from tests.support.guarded import append_guarded
 from tidelog.batch.batch import Record, build_batch, control_epoch, control_type, iter_records, parse_header
-from tidelog.runtime.errors import Closed, Overloaded
+from tidelog.runtime.errors import Closed, Overloaded, Unavailable
+from tidelog.stream import txn_index
 from tidelog.stream.errors import (
     FencedCoordinator,
     InvalidProducerEpoch,
@@ -19,6 +20,7 @@ from tidelog.stream.errors import (
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_log import AppendResult, PartitionLog
 from tidelog.stream.producer_state import OpenTransaction
+from tidelog.stream.stream import Stream
 
 NOW = 1_700_000_000_000
 CONFIG = LogConfig(segment_bytes=500, checkpoint_bytes=300, retention_ms=-1)
@@ -233,3 +235,74 @@ async def test_the_largest_timestamp_is_that_of_decided_records_for_those_who_as
     decided, everything = [await log.offset_of_max_timestamp(committed=committed) for committed in (True, False)]
     assert decided is not None and everything is not None
     assert (decided.offset, everything.offset) == (0, 1)
+
+
+async def aborted_from(log: PartitionLog, offset: int) -> tuple[tuple[int, int], ...]:
+    """What a read_committed reader at `offset` is told: producer and first offset of each aborted transaction."""
+    found = await log.read(offset, 1 << 20, committed=True)
+    return tuple((each[0], each[1]) for each in found.aborted)
+
+
+async def released(bench: Bench, how: str) -> PartitionLog:
+    """Three transactions of producer 7 are aborted, each of one record; the last one is set aside."""
+    log = await bench.open()
+    for sequence in range(3):
+        append_guarded(log, batch(sequence, pid=7))
+        end(log, commit=False)
+    if how == "clean":
+        await log.close()
+    elif how == "checkpoint":
+        log.state.checkpoint()
+    bench.world.release(DATA, 4)
+    again = await bench.again(log, "crash")
+    assert again.log_end_offset == 4
+    assert await aborted_from(again, 0) == ((7, 0), (7, 2))
+    return again
+
+
+@pytest.mark.parametrize("how", ["clean", "checkpoint", "crash"])
+async def test_what_was_aborted_among_released_records_hides_nothing_that_is_written_there_later(how: str) -> None:
+    bench = Bench()
+    log = await released(bench, how)
+    append_guarded(log, batch(0, pid=7, epoch=1))
+    end(log, epoch=1, commit=True)
+    assert await aborted_from(log, 4) == ()
+    assert await aborted_from(await bench.again(log, "crash"), 4) == ()
+
+
+@pytest.mark.parametrize("how", ["clean", "checkpoint", "crash"])
+async def test_what_is_aborted_after_a_release_is_known_after_a_crash(how: str) -> None:
+    bench = Bench()
+    log = await released(bench, how)
+    append_guarded(log, batch(0, pid=8))
+    end(log, 8, commit=False)
+    assert await aborted_from(log, 4) == ((8, 4),)
+    again = await bench.again(log, "crash")
+    assert await aborted_from(again, 4) == ((8, 4),)
+    assert await aborted_from(again, 0) == ((7, 0), (7, 2), (8, 4))
+
+
+@pytest.mark.parametrize("at_once", [1, 1024])
+async def test_a_crash_between_the_writing_and_the_trimming_of_aborted_transactions_changes_nothing(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(txn_index, "KEPT_ENTRIES", at_once)
+    bench = Bench()
+    log = await bench.open()
+    for sequence in range(3):
+        append_guarded(log, batch(sequence, pid=7))
+        end(log, commit=False)
+    bench.world.release(DATA, 4)
+    entries = log.state.txn.stream.next_offset
+
+    async def cannot_trim(stream: Stream, start_offset: int) -> None:
+        assert stream.next_offset == entries + 2 and bench.world.confirmed == len(bench.world.wal)
+        raise Unavailable("no controller answers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "trim", cannot_trim)
+        with pytest.raises(Unavailable):
+            await bench.again(log, "crash")
+    again = await bench.again(log, "crash")
+    assert await aborted_from(again, 0) == ((7, 0), (7, 2))
+    assert again.state.txn.stream.next_offset - again.state.txn.stream.start_offset == 2
