@@ -114,6 +114,30 @@ Pace = Callable[[int], Awaitable[None]]
 """Waits until so many bytes may be used."""
 
 
+def last_round(state: PartitionState) -> Cleaned:
+    """Return the last whole round; `cleaned_ms` is 0 if there was none. Raises `CorruptData`."""
+    value = state.meta.get(CLEANING)
+    if value is None:
+        return Cleaned(VERSION, 0, 0)
+    try:
+        cleaned = msgspec.msgpack.decode(value, type=Cleaned)
+    except msgspec.DecodeError as error:
+        raise CorruptData(f"stream {state.meta.stream.stream_id}: `cleaning` does not parse") from error
+    require_version(cleaned.version, VERSION, "the state of log compaction")
+    return cleaned
+
+
+def cut_rounds(state: PartitionState) -> None:
+    """Let the last whole round end where the log ends, if it went on: what is written from there on is dirty.
+
+    Raises as `MetaStream.put`, and `CorruptData`.
+    """
+    cleaned = last_round(state)
+    if cleaned.first_dirty > state.data.next_offset:
+        cut = msgspec.structs.replace(cleaned, first_dirty=state.data.next_offset)
+        state.meta.put({CLEANING: msgspec.msgpack.encode(cut)})
+
+
 class LogCleaning:
     """The compaction of one open partition log."""
 
@@ -136,15 +160,7 @@ class LogCleaning:
 
     def last(self) -> Cleaned:
         """Return the last whole round; `cleaned_ms` is 0 if there was none. Raises `CorruptData`."""
-        value = self._state.meta.get(CLEANING)
-        if value is None:
-            return Cleaned(VERSION, 0, 0)
-        try:
-            cleaned = msgspec.msgpack.decode(value, type=Cleaned)
-        except msgspec.DecodeError as error:
-            raise CorruptData(f"stream {self._state.meta.stream.stream_id}: `cleaning` does not parse") from error
-        require_version(cleaned.version, VERSION, "the state of log compaction")
-        return cleaned
+        return last_round(self._state)
 
     @property
     def left(self) -> int:

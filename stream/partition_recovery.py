@@ -9,7 +9,8 @@ Released: an operator released a quarantined stream without the records set asid
 checkpoint may cover records that are gone. Then the segments up to the data's end are kept, the segment that contains
 the end is read again, and all state is written again. Producers without a batch since that segment's start are removed,
 and the time index restarts: lookups in older segments read from their start. The txn index loses what it has of
-transactions that were aborted among the records that are gone: others may be written at their offsets.
+transactions that were aborted among the records that are gone, and the last round of log compaction ends where the data
+ends: others may be written at their offsets.
 
 Records that an earlier master appended and that are not confirmed yet count like others, except that the high watermark
 and the log start that consumers see are those without them, and that their markers decide nothing yet. A checkpoint may
@@ -39,6 +40,7 @@ from tidelog.storage.managers import ObjectManager
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.errors import require_version
 from tidelog.stream.leader_epochs import LeaderEpochs
+from tidelog.stream.log_cleaning import cut_rounds
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.meta_stream import MetaStream
 from tidelog.stream.opened import OpenedStream
@@ -108,6 +110,7 @@ async def recover(
         await _load_producers(state)
         if state.data.is_released:
             await state.txn.cut(state.data.next_offset)
+            cut_rounds(state)
         if _needs_fitting(state):
             return await _fit(state, config, now_ms)
         if confirmed_end(state) < state.producers_offset:

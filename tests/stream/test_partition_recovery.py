@@ -19,6 +19,7 @@ from tidelog.batch.batch import Record, build_batch, iter_records
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.errors import EarlierBatchMissing
+from tidelog.stream.log_cleaning import CLEANING, Cleaned
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_log import PartitionLog
 from tidelog.stream.partition_state import CHECKPOINT, CLEAN, EPOCHS, PRODUCERS, START
@@ -432,6 +433,19 @@ async def test_a_partition_goes_on_where_its_released_data_ends(end: int, clean:
     log = await Process(world, clock).open(SMALL)
     assert facts(log)["ends"] == before["ends"] and facts(log)["segments"] == before["segments"]
     await timestamps_are_found(log)
+
+
+@pytest.mark.parametrize("end", [14, 40, 59])
+async def test_what_is_written_after_a_release_is_not_taken_for_compacted(end: int) -> None:
+    """Else its tombstones would be removed, and the older values of their keys come back."""
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 60)
+    log.state.meta.put({CLEANING: msgspec.msgpack.encode(Cleaned(1, 40, NOW))})
+    world.release(DATA, end)
+    for _ in range(2):
+        log = await Process(world, clock).open(SMALL)
+        assert log.cleaning.last() == Cleaned(1, min(40, end), NOW)
+    assert log.append(batch(60, pid=10)).base_offset == end
 
 
 async def test_data_that_is_gone_without_a_release_is_refused() -> None:
