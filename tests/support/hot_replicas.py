@@ -397,7 +397,7 @@ class HotSet:
         ids = broker_ids or tuple(self.brokers)
         master = self.leader()
         others = [self.brokers[each] for each in ids if self.brokers[each] is not master]
-        await until(lambda: all(each.wal.durable_offset == master.wal.end_offset for each in others), 20.0)
+        await until(lambda: all(each.wal.durable_offset == master.wal.end_offset for each in (master, *others)), 20.0)
         for each in others:
             assert await self._equal(each.wal, master.wal)
             mine, theirs = each.wal.epoch_history.entries, master.wal.epoch_history.entries
