@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tidelog.simulation.actors.client import Lost
 from tidelog.simulation.actors.consumers import Position, is_deposed
-from tidelog.simulation.actors.kafka import LATEST, Request
+from tidelog.simulation.actors.kafka import EARLIEST, LATEST, Request
 from tidelog.simulation.actors.kafka_flexible import FlexibleReader, compact, request, rows
 from tidelog.simulation.actors.workload import ASK_S, OLDER_MS, Actor, Topic, Workload
 from tidelog.simulation.checkers.history import LARGEST_TIME, UNKNOWN, Op
@@ -118,7 +118,7 @@ class Seeker(Actor):
     async def _hurry(self, topic: Topic, partition: int) -> None:
         """Ask for the end until there is an answer."""
         for _ in range(HURRIES):
-            if self._w.closing or await self._ask_end(topic, partition):
+            if self._w.closing or await self._ask_bound(topic, partition, LATEST):
                 return
             await asyncio.sleep(HURRY_S)
 
@@ -132,6 +132,8 @@ class Seeker(Actor):
                 for epoch in range(self._client.epoch(topic.name, partition) + 1):
                     while not await self._ask_epoch(topic, partition, epoch):  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
+                while not await self._ask_bound(topic, partition, EARLIEST):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)  # retention may have moved it since anybody read here
         self._client.close()
 
     def _topics(self) -> list[Topic]:
@@ -167,18 +169,19 @@ class Seeker(Actor):
         w.history.end(op, "ok", w.now_us(), offset=found.offset, found_ms=found.time_ms, epoch=found.epoch)
         return True
 
-    async def _ask_end(self, topic: Topic, partition: int) -> bool:
-        """Ask for the high watermark, and return whether there was an answer."""
+    async def _ask_bound(self, topic: Topic, partition: int, which: int) -> bool:
+        """Ask for the high watermark (`LATEST`) or the log start, and return whether there was an answer."""
         w = self._w
         op = w.history.begin("list_offsets", self._process, w.now_us(), topic=topic.name, partition=partition)
 
         def build(epoch: int) -> Request:
-            return offset_for_time(topic.wire, partition, LATEST, epoch, committed=False)
+            return offset_for_time(topic.wire, partition, which, epoch, committed=False)
 
         found = await self._ask(op, topic, partition, build)
         if not isinstance(found, FoundOffset):
             return False
-        w.history.end(op, "ok", w.now_us(), high_watermark=found.offset)
+        told = {"high_watermark" if which == LATEST else "log_start": found.offset}
+        w.history.end(op, "ok", w.now_us(), **told)
         return True
 
     async def _ask_epoch(self, topic: Topic, partition: int, wanted: int = UNKNOWN) -> bool:
