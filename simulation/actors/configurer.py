@@ -13,6 +13,7 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tidelog.controller.model.levels import CONFIG_BASE_LEVEL
 from tidelog.simulation.actors.client import Address, Client, Lost
 from tidelog.simulation.actors.kafka import FieldReader, Request, array, text
 from tidelog.simulation.actors.workload import ASK_S, Actor, Topic, Workload
@@ -93,6 +94,8 @@ class Configurer(Actor):
         super().__init__(workload)
         self._topic = topic
         self._until_us = until_us
+        self._appends = workload.cluster.shape.level >= CONFIG_BASE_LEVEL
+        """Below it, of two changes at the same time one may be lost."""
         self._pause_s = self._rng.uniform(0.1, 2.0)
 
     async def run(self) -> None:
@@ -102,7 +105,7 @@ class Configurer(Actor):
             await asyncio.sleep(rng.expovariate(1 / self._pause_s))
             if not self._topic.exists:
                 continue
-            if rng.random() < APPENDS:
+            if self._appends and rng.random() < APPENDS:
                 (value,) = w.values(1)
                 await self._alter(LIST, f"{value}:1", APPEND)
             else:
