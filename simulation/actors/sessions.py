@@ -64,7 +64,8 @@ class ClientSessions:
         """The broker has answered. `session_id` `NONE`: there is no session, and the next request lists all again."""
         session = self._sessions[address]
         if error or session_id == NONE:
-            session.id = session.id if error else NONE
+            if not error:
+                session.id = NONE
             session.renew()
         else:
             session.id = session_id
