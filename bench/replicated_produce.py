@@ -10,7 +10,8 @@ process of its own, with 1, 2 and 3 replicas and a write quorum of 1, 2 and 2.
   at a bare socket server, and the bare disk (1 MiB writes, each synced).
 - Latency: one raw socket to the leader of a partition sends 16 KiB requests at fixed times (`bench.produce_latency`).
   Its limits: `fdatasync` of as many bytes at those times, and the same client at the bare socket server, which answers
-  at once: one round trip.
+  at once: one round trip. Beside it stands `fdatasync` of as many files at the same time as there are replicas, for
+  they share one disk here.
 
 The machine's cores and its disk are shared by all brokers and the client, nothing is pinned: with three replicas one
 machine of two cores receives, checks and writes each byte three times, which three machines would do side by side. So
@@ -25,13 +26,14 @@ import argparse
 import contextlib
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench._clients import produce_with_librdkafka
 from bench._cluster_load import PARTITIONS, RECORD_BYTES, LatencyLoad, Throughput, latencies, throughput
 from bench._clusters import QUORUMS, TidelogCluster, running
-from bench._common import Spread, directory, in_process, percentile, quick, row
+from bench._common import Spread, background, directory, in_process, percentile, quick, row
 from bench.limit_disk import RawDisk
 from bench.limit_socket import TOPIC, bare_server
 from bench.produce_latency import raw_client
@@ -41,7 +43,16 @@ THROUGHPUT_GOAL = 0.6
 LATENCY_GOAL = 2.0
 PARTS = {"p50": 0.5, "p99": 0.99}
 RAW_BYTES = 256 << 20
+SHARED_BYTES = 32 << 20
 DISK_CHUNK = 1 << 20
+
+
+def synced(path: Path, load: LatencyLoad, put: Callable[[Any], None]) -> None:
+    """Put the latencies of one disk of several."""
+    path.mkdir()
+    disk = RawDisk(path, min(SHARED_BYTES, int(load.batch_bytes * load.per_s * load.seconds)))
+    put(disk.latencies(load.batch_bytes, load.per_s, load.seconds))
+    disk.close()
 
 
 class Found:
@@ -76,14 +87,20 @@ class Found:
 class Limits:
     """What disk and socket take without a broker."""
 
-    def __init__(self, path: Path, file_bytes: int = RAW_BYTES) -> None:
-        self.synced, self.answered = Found(), Found()
+    def __init__(self, path: Path, file_bytes: int = RAW_BYTES, replicas: int = max(QUORUMS)) -> None:
+        self.synced, self.answered, self.shared = Found(), Found(), Found()
+        """`shared`: while `replicas` files are synced at the same time."""
+        self.replicas = replicas
+        self._path = path
         self._disk = RawDisk(path, file_bytes)
 
     def measure(self, load: LatencyLoad) -> None:
         """Measure each once."""
         self.synced.rates.append(self._disk.throughput(DISK_CHUNK, 1.0))
         self.synced.add_latencies(self._disk.latencies(load.batch_bytes, load.per_s, load.seconds))
+        with directory(str(self._path)) as place, contextlib.ExitStack() as disks:
+            every = [disks.enter_context(background(synced, place / f"{n}", load)) for n in range(self.replicas)]
+            self.shared.add_latencies([each for disk in every for each in disk()])
         with bare_server(PARTITIONS) as (host, port):
             produce = (f"{host}:{port}", TOPIC, RECORD_BYTES, load.seconds, LIBRDKAFKA)
             size, took = in_process(produce_with_librdkafka, *produce)
@@ -114,6 +131,13 @@ def report(found: dict[int, Found], limits: Limits) -> None:
         )
         for part in PARTS:
             report_latency(f"acknowledged, {part}, {name}", part, figures, limits, has_goal and part == "p50")
+    synced_at_once, answered = limits.shared.ms("p50").median, limits.answered.ms("p50").median
+    row(
+        f"acknowledged, p50, {most} replicas, beside a disk for all",
+        found[most].ms("p50").text("ms", 2),
+        limit=f"fdatasync of {limits.replicas} files at once {synced_at_once:.2f} + round trip {answered:.2f} ms",
+        ratio=f"{found[most].ms('p50').median / (synced_at_once + answered):.2f}",
+    )
     cpu = statistics.median(found[most].cpu) / statistics.median(one.cpu)
     row("CPU of all brokers a GB, most replicas to one", f"{cpu:.2f}")
 
@@ -145,7 +169,7 @@ def main() -> None:
     args = parser.parse_args()
     load = LatencyLoad(args.batch_bytes, args.mb_per_s, args.seconds)
     found = {int(each): Found() for each in args.replicas.split(",")}
-    with directory(args.dir) as path, contextlib.closing(Limits(path)) as limits:
+    with directory(args.dir) as path, contextlib.closing(Limits(path, replicas=max(found))) as limits:
         for number in range(args.rounds):
             limits.measure(load)
             for replicas, figures in found.items():

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -67,8 +66,6 @@ from tidelog.stream.txn_index import AbortedTxn, TxnIndex
 if TYPE_CHECKING:
     from tidelog.storage.history import WalHistory
     from tidelog.storage.storage import Storage, StreamWhereabouts
-
-logger = logging.getLogger(__name__)
 
 _PLACE = Struct(">qii")
 """The first 16 bytes of a batch: base offset, length after this field, partition leader epoch. No CRC covers them."""
@@ -168,6 +165,7 @@ class PartitionLog:
         "_trimmer",
         "_unconfirmed",
         "_watchers",
+        "batches_scanned",
         "came_at",
         "first_stream",
         "hint_note",
@@ -218,6 +216,8 @@ class PartitionLog:
         self._opened_at = clock.monotonic()
         self.opened_ms = clock.time_ms()
         """Wall clock at which this broker opened it."""
+        self.batches_scanned = 0
+        """Batches that it read when it was opened, after an unclean stop."""
         self._inherited = _Inherited(
             state.data.next_offset, state.log_start, max(self._last_wal_end, self._start_wal_end)
         )
@@ -233,12 +233,12 @@ class PartitionLog:
         config: LogConfig,
         clock: Clock,
         tails: Mapping[int, Sequence[StreamEntry]] | None = None,
-        before_scan: Callable[[], Awaitable[None]] = nothing_first,
+        before_scan: Callable[[int], Awaitable[None]] = nothing_first,
     ) -> PartitionLog:
         """Open the log on its four opened streams (meta, data, time, txn), recovering it after an unclean close.
 
         `tails` holds committed records by stream id that need not be read (`ClosedLog.tails` of the previous owner).
-        `before_scan` is awaited if it was not closed, and has batches to scan.
+        `before_scan` is awaited, with the offset of the first one, if there are batches to scan.
 
         Of what the WAL held at the start, all is confirmed in a replica set of one member. A new master of several may
         have an unconfirmed tail: it is served once it is confirmed. Raises `StreamQuarantined`, `CorruptData`,
@@ -260,11 +260,7 @@ class PartitionLog:
             for opened in streams:
                 storage.close_stream(opened.stream_id)
             raise
-        if scanned:
-            logger.info(
-                "partition recovered after an unclean stop",
-                extra={"topic": led.topic, "partition": led.partition, "batches_scanned": scanned},
-            )
+        log.batches_scanned = scanned
         return log
 
     def begin_branch(self) -> None:

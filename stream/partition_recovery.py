@@ -20,14 +20,14 @@ is confirmed are replayed beside it up to there.
 Invariant: the result is the state of an uninterrupted process, except that the wall-clock times of appends since the
 checkpoint become the time of recovery.
 
-Entry: `recover`, `confirmed_end`; for many partitions that are about to be opened `metas_to_read` and `tails_to_read`.
+Entry: `recover`, `confirmed_end`; for what is to be gathered before, `meta_to_read` and `scan_to_read`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -36,7 +36,6 @@ from tidelog.batch.batch import BatchHeader, ControlType, control_epoch, control
 from tidelog.runtime.errors import CorruptData, Overloaded
 from tidelog.runtime.msgpack import DECODE_ERRORS
 from tidelog.storage.commits import StreamRange
-from tidelog.storage.managers import ObjectManager
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.errors import require_version
 from tidelog.stream.leader_epochs import LeaderEpochs
@@ -68,8 +67,6 @@ from tidelog.stream.txn_index import AbortedTxn
 logger = logging.getLogger(__name__)
 
 _SCAN_BYTES = 1 << 20
-_NEWEST_OBJECTS = 6
-"""About as many uploads as there are between two checkpoints of a partition."""
 _T = TypeVar("_T")
 
 
@@ -83,7 +80,7 @@ class _Producers(NamedTuple):
     """As `PartitionState.pieces`."""
 
 
-async def nothing_first() -> None:
+async def nothing_first(_start_offset: int) -> None:
     """Default `before_scan`."""
 
 
@@ -91,11 +88,11 @@ async def recover(
     state: PartitionState,
     config: LogConfig,
     now_ms: int,
-    before_scan: Callable[[], Awaitable[None]] = nothing_first,
+    before_scan: Callable[[int], Awaitable[None]] = nothing_first,
 ) -> int:
     """Fill `state` from its streams. Returns the number of scanned batches. Raises `CorruptData`, `Unavailable`.
 
-    `before_scan` is awaited if the partition was not closed, and has batches to scan.
+    `before_scan` is awaited, with the offset of the first one, if there are batches to scan.
     """
     meta, confirmed = state.meta.stream, dict[str, bytes]()
     tail = meta.unconfirmed()
@@ -121,8 +118,8 @@ async def recover(
     if clean:
         state.dirty = False
         return 0
-    if max(state.checkpoint_offset, state.data.start_offset) < state.data.next_offset:
-        await before_scan()
+    if (first := _scan_start(state)) < state.data.next_offset:
+        await before_scan(first)
     scanned = await _scan(state, config, now_ms)
     # Without a clean record there is none to remove, and a close must write one.
     state.dirty = scanned > 0 or state.data.next_offset > 0
@@ -136,45 +133,27 @@ async def recover(
     return scanned
 
 
-def metas_to_read(partitions: Iterable[Sequence[OpenedStream]]) -> list[StreamRange]:
-    """Return what `recover` reads of the bucket in any case. A partition is its meta, data, time and txn stream."""
-    metas = (meta for meta, *_ in partitions)
+def meta_to_read(meta: OpenedStream) -> list[StreamRange]:
+    """Return what `recover` reads of the bucket in any case: all of the meta stream."""
+    return _committed(meta, meta.start_offset)
+
+
+def scan_to_read(streams: Sequence[OpenedStream], start_offset: int) -> list[StreamRange]:
+    """Return what a scan from this data offset reads of the bucket: the ends of the indexes, and the batches.
+
+    `streams`: meta, data, time and txn.
+    """
+    _, data, time, txn = streams
     return [
-        StreamRange(each.stream_id, each.start_offset, each.end_offset)
-        for each in metas
-        if each.start_offset < each.end_offset
+        *_committed(time, time.end_offset - 1),
+        *_committed(txn, txn.end_offset - 1),
+        *_committed(data, start_offset),
     ]
 
 
-def tails_to_read(partitions: Iterable[Sequence[OpenedStream]], objects: ObjectManager) -> list[StreamRange]:
-    """Return about what a scan reads of the bucket: the newest entries of the indexes, and batches of some uploads.
-
-    How far back a partition's checkpoint is, its meta stream says.
-    """
-    indexes: list[StreamRange] = []
-    batches: list[StreamRange] = []
-    for _, data, *others in partitions:
-        indexes += (
-            StreamRange(one.stream_id, one.end_offset - 1, one.end_offset)
-            for one in others
-            if one.start_offset < one.end_offset
-        )
-        if data.start_offset < data.end_offset:
-            batches.append(_newest_objects(data, objects))
-    return [*indexes, *batches]
-
-
-def _newest_objects(one: OpenedStream, objects: ObjectManager) -> StreamRange:
-    """Return the range of a stream that is in its newest `_NEWEST_OBJECTS` objects."""
-    start = one.end_offset
-    for _ in range(_NEWEST_OBJECTS):
-        if start <= one.start_offset:
-            break
-        found = objects.find_objects(one.stream_id, start - 1, start, 1)
-        if not found:
-            break
-        start = max(found[0].start_offset, one.start_offset)
-    return StreamRange(one.stream_id, start, one.end_offset)
+def _committed(one: OpenedStream, start_offset: int) -> list[StreamRange]:
+    start = max(start_offset, one.start_offset)
+    return [StreamRange(one.stream_id, start, one.end_offset)] if start < one.end_offset else []
 
 
 def _value(state: PartitionState, key: str, kind: type[_T]) -> _T | None:
@@ -347,9 +326,13 @@ def _is_clean(state: PartitionState) -> bool:
     return False
 
 
+def _scan_start(state: PartitionState) -> int:
+    return max(min(state.checkpoint_offset, state.producers_offset), state.data.start_offset)
+
+
 async def _scan(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     data = state.data
-    at, end = max(min(state.checkpoint_offset, state.producers_offset), data.start_offset), data.next_offset
+    at, end = _scan_start(state), data.next_offset
     if at >= end:
         return 0
     last_aborted = await state.txn.last_offset()

@@ -11,19 +11,19 @@ Entry: `PartitionManager.start`, then `get` for every request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tidelog.broker.partitions import checkpoints
+from tidelog.broker.partitions.gathering import Gathering
 from tidelog.broker.partitions.hints import NOTHING_CLAIMED
 from tidelog.broker.partitions.move_table import Move
 from tidelog.broker.partitions.moves import NO_HINTS, HintExchange, PartitionMoves
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
-from tidelog.broker.partitions.reconciler import PartitionReconciler, WantedPartition, stream_ids, streams_to_open
+from tidelog.broker.partitions.reconciler import PartitionReconciler, WantedPartition, streams_to_open
 from tidelog.broker.partitions.storages import Mastership, MasterStorages
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import KafkaSettings, LogSettings
@@ -41,14 +41,12 @@ from tidelog.storage.commits import StreamRange
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_log import LedPartition, PartitionLog
-from tidelog.stream.partition_recovery import metas_to_read, tails_to_read
+from tidelog.stream.partition_recovery import meta_to_read, scan_to_read
 
 logger = logging.getLogger(__name__)
 
 OPENS_AT_ONCE = 32
 """Logs opened concurrently: enough to hide the bucket's latency, few enough not to saturate it."""
-GATHER_S = 1.0
-"""How long openings wait for what is gathered for all of them."""
 ARRIVALS = 1_024
 """Number of past openings kept for operators."""
 RETENTION_AT_ONCE = 16
@@ -405,27 +403,28 @@ class PartitionManager:
     async def _open_batch(
         self, batch: dict[PartitionKey, WantedPartition], opened: dict[int, OpenedStream] | None = None
     ) -> None:
+        gathering = Gathering(self.storages, len(batch))
         try:
             if opened is None:
                 opened = await self._open_streams(batch)
-                await self._gather(batch, opened, metas_to_read)
+                await gathering.gather(self._metas(batch, opened))
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
             error = expected("partitions", failure)
             for key in batch:
                 self._failed(key, error)
         else:
+            began = self._clock.monotonic()
             async with asyncio.TaskGroup() as group:
-                scans: list[asyncio.Task[None]] = []
-                streams = opened
-
-                async def before_scan() -> None:
-                    # One was not closed: then the others of the batch, which another master led, were not either.
-                    if not scans:
-                        scans.append(group.create_task(self._gather(batch, streams, self._tails)))
-                    await asyncio.wait(scans)
-
-                for key, wanted in batch.items():
-                    group.create_task(self._open_one(key, wanted, opened, before_scan))
+                tasks = [
+                    group.create_task(self._open_one(key, wanted, opened, gathering)) for key, wanted in batch.items()
+                ]
+            if scanned := [count for task in tasks if (count := task.result())]:
+                extra = {
+                    "partitions": len(scanned),
+                    "batches_scanned": sum(scanned),
+                    "ms": round((self._clock.monotonic() - began) * 1000),
+                }
+                logger.info("partitions opened after an unclean stop", extra=extra)
         finally:
             self._ended(batch)
 
@@ -436,58 +435,59 @@ class PartitionManager:
                 opened[one.stream_id] = one
         return opened
 
-    def _tails(self, partitions: Sequence[Sequence[OpenedStream]]) -> list[StreamRange]:
-        return tails_to_read(partitions, self._controller)
-
-    async def _gather(
-        self,
-        batch: dict[PartitionKey, WantedPartition],
-        opened: dict[int, OpenedStream],
-        ranges: Callable[[Sequence[Sequence[OpenedStream]]], list[StreamRange]],
-    ) -> None:
-        """Bring what opening these partitions reads by a few requests to the bucket, instead of several for each.
-
-        Those of which there is a hint read nothing.
-
-        A bucket that is slow or away holds up none that needs nothing of it: the requests go on without being awaited.
-        """
-        by_set: dict[int, list[list[OpenedStream]]] = {}
+    def _metas(
+        self, batch: dict[PartitionKey, WantedPartition], opened: dict[int, OpenedStream]
+    ) -> dict[int, list[StreamRange]]:
+        """Return the meta streams of these partitions by replica set, but those of which there is a hint."""
+        found: dict[int, list[StreamRange]] = {}
         for key, wanted in batch.items():
-            if self._hints is not None and self._hints.holds(key, wanted.leader_epoch):
-                continue
-            streams = [opened[each] for each in stream_ids(wanted)]
-            by_set.setdefault(wanted.partition.replica_set, []).append(streams)
-        with contextlib.suppress(TimeoutError, NotFound):  # opening says itself that the storage has gone
-            async with asyncio.timeout(GATHER_S):
-                for replica_set, partitions in by_set.items():
-                    await self.storages.get(replica_set).gather(ranges(partitions))
+            if self._hints is None or not self._hints.holds(key, wanted.leader_epoch):
+                meta = opened[wanted.partition.first_stream]
+                found.setdefault(wanted.partition.replica_set, []).extend(meta_to_read(meta))
+        return found
 
     async def _open_one(
         self,
         key: PartitionKey,
         wanted: WantedPartition,
         opened: dict[int, OpenedStream],
-        before_scan: Callable[[], Awaitable[None]],
-    ) -> None:
-        first = wanted.partition.first_stream
+        gathering: Gathering,
+    ) -> int:
+        """Open one; return how many batches it had to scan."""
+        first, replica_set = wanted.partition.first_stream, wanted.partition.replica_set
         streams = (opened[first], opened[first + 1], opened[first + 2], opened[first + 3])
         hints = self._hints
         tails, note = NOTHING_CLAIMED if hints is None else hints.claim(key, wanted.leader_epoch, streams)
-        async with self._gate:
+
+        is_coming = True
+
+        async def before_scan(start_offset: int) -> None:
+            nonlocal is_coming
+            is_coming = False
+            self._gate.release()  # others shall come to their scans, too
             try:
+                await gathering.bring(replica_set, scan_to_read(streams, start_offset))
+            finally:
+                await self._gate.acquire()
+
+        try:
+            async with self._gate:
                 one = await PartitionLog.open(
                     led=self._led(wanted),
                     streams=streams,
-                    storage=self.storages.get(wanted.partition.replica_set),
+                    storage=self.storages.get(replica_set),
                     manager=self._controller,
                     config=self._config(wanted.topic),
                     clock=self._clock,
                     tails=tails,
                     before_scan=before_scan,
                 )
-            except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
-                self._failed(key, expected("partitions", failure))
-                return
+        except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+            self._failed(key, expected("partitions", failure))
+            return 0
+        finally:
+            if is_coming:
+                gathering.ended()
         self._reconciler.opened(key, one.leader_epoch)
         if tails:
             one.came_at = self._clock.monotonic()
@@ -501,6 +501,7 @@ class PartitionManager:
         for callback in self._on_opened:
             callback(one)
         self._openings.end(key)
+        return one.batches_scanned
 
     def _led(self, wanted: WantedPartition) -> LedPartition:
         is_branch = wanted.partition.first_stream in self._controller.image.branches

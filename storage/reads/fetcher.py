@@ -193,8 +193,11 @@ class BlockFetcher:
         """Return whether a block is cached or in flight."""
         return ref.id in self.blocks or ref.id in self._block_flights
 
-    def fetch(self, refs: Sequence[BlockRef], level: Level) -> list[Block | BlockFuture]:
-        """Return the blocks or their flights; neighbours that are neither share a GET. Raises `Closed`."""
+    def fetch(self, refs: Sequence[BlockRef], level: Level, *, gap_bytes: int = GAP_BYTES) -> list[Block | BlockFuture]:
+        """Return the blocks or their flights; neighbours that are neither share a GET. Raises `Closed`.
+
+        Neighbours are at most `gap_bytes` apart: what lies between is read, and not kept if it is most of the GET.
+        """
         if self._closed:
             raise self.closed_error()
         flights: list[Block | BlockFuture] = []
@@ -205,7 +208,7 @@ class BlockFetcher:
                 flight = self._join(ref, level)
             if flight is None:
                 flight = self._block_flights.open(ref.id)
-                if run and not _neighbours(run, ref):
+                if run and not _neighbours(run, ref, gap_bytes):
                     self._launch(run, level)
                     run = []
                 run.append(ref)
@@ -258,11 +261,11 @@ class BlockFetcher:
         else:
             decoded, seconds = self._decode(run, data)
         self._throttle.spend(seconds)
-        extent = Extent(len(data))
+        extent = None if _is_sparse(run, data) else Extent(len(data))
         for ref, outcome in zip(run, decoded, strict=True):
             if isinstance(outcome, Block):
                 self.damage.heal(*ref.id)
-                self.blocks.put(ref.id, outcome, outcome.overhead_bytes, extent)
+                self.blocks.put(ref.id, outcome, outcome.overhead_bytes if extent else outcome.memory_bytes, extent)
                 self._block_flights.land(ref.id, outcome)
                 continue
             block = await self._again(ref, outcome, store)
@@ -301,24 +304,31 @@ class BlockFetcher:
         self._throttle.fetched(size)
 
 
-def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:
+def _neighbours(run: list[BlockRef], ref: BlockRef, gap_bytes: int) -> bool:
     """Return whether `ref` follows the run in the same object, next to it, and the run's GET is not full yet."""
     first, last = run[0], run[-1]
     return (
         last.object_id == ref.object_id
-        and 0 <= ref.entry.position - last.entry.end_position <= GAP_BYTES
+        and 0 <= ref.entry.position - last.entry.end_position <= gap_bytes
         and last.entry.end_position - first.entry.position < MAX_GET_BYTES
     )
 
 
+def _is_sparse(run: Sequence[BlockRef], data: View) -> bool:
+    """Return whether most of a GET's bytes are between the blocks that are wanted."""
+    return 2 * sum(ref.entry.length for ref in run) < len(data)
+
+
 def _decode(run: Sequence[BlockRef], data: View) -> list[Block | CorruptData]:
-    """Split a GET's bytes into checked blocks, which are views of them."""
+    """Split a GET's bytes into checked blocks: views of them, or copies if they are sparse in it."""
     view, first = memoryview(data), run[0].entry.position
+    copies = _is_sparse(run, data)
     found: list[Block | CorruptData] = []
     for ref in run:
         entry = ref.entry
+        part = view[entry.position - first : entry.end_position - first]
         try:
-            found.append(Block.decode(view[entry.position - first : entry.end_position - first], entry, key=ref.key))
+            found.append(Block.decode(bytes(part) if copies else part, entry, key=ref.key))
         except CorruptData as error:
             found.append(error)
     return found

@@ -65,10 +65,13 @@ class CountingStore(MemoryObjectStore):
     """A bucket that counts its GETs, and may be held up."""
 
     gets = 0
+    read = 0
+    """Bytes that were asked for."""
     gate: asyncio.Event | None = None
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         self.gets += len(ranges)
+        self.read += sum(end - start for start, end in ranges)
         if self.gate is not None:
             await self.gate.wait()
         return await super().get_ranges(key, ranges)
@@ -283,8 +286,8 @@ def placed_on(here: World, topic: TopicRecord, index: int) -> int:
     return partition.replica_set
 
 
-async def append_everywhere(here: World) -> None:
-    ends = [one.append_internal(batch(b"x")).wal_end for one in here.partitions.all()]
+async def append_everywhere(here: World, value: bytes = b"x") -> None:
+    ends = [one.append_internal(batch(value)).wal_end for one in here.partitions.all()]
     await here.storage.confirm.wait(max(ends, default=0))
     await here.storage.upload_now()
 
@@ -521,15 +524,16 @@ async def test_each_partition_is_stored_in_the_storage_of_its_replica_set() -> N
             await other.close(upload=False)
 
 
-async def uploaded(partitions: int) -> World:
+async def uploaded(partitions: int, value_bytes: int = 1) -> World:
     """A closed broker with so many partitions, whose records are in the bucket alone; half were not closed."""
     async with world() as here:
         await here.create("many", [NODE_ID] * partitions)
         await until(here.is_settled, "all are open")
-        await append_everywhere(here)
+        value = random.Random(1).randbytes(value_bytes)
+        await append_everywhere(here, value)
         for one in list(here.partitions.all())[::2]:
             await one.write_checkpoint()
-        await append_everywhere(here)
+        await append_everywhere(here, value)
     return here
 
 
@@ -540,6 +544,31 @@ async def test_partitions_that_open_together_read_the_bucket_by_a_few_requests()
         await until(here.is_settled, "all are open again")
         assert [one.log_end_offset for one in here.partitions.all()] == [2] * 200
         assert here.store.gets < 20
+
+
+async def test_what_lies_between_their_meta_streams_costs_no_requests() -> None:
+    before = await uploaded(200, 12_000)
+    before.store.gets = 0
+    async with world(2, before) as here:
+        await until(here.is_settled, "all are open again")
+        assert [one.log_end_offset for one in here.partitions.all()] == [2] * 200
+        assert here.store.gets < 40
+
+
+async def test_what_is_behind_a_checkpoint_is_not_read() -> None:
+    async with world() as before:
+        await before.create("many", [NODE_ID] * 20)
+        await until(before.is_settled, "all are open")
+        for _ in range(4):
+            await append_everywhere(before, random.Random(1).randbytes(30_000))
+        for one in before.partitions.all():
+            await one.write_checkpoint()
+        await append_everywhere(before)
+    before.store.read = 0
+    async with world(2, before) as here:
+        await until(here.is_settled, "all are open again")
+        assert [one.log_end_offset for one in here.partitions.all()] == [5] * 20
+        assert here.store.read < 20 * 30_000, "of 20 * 4 * 30,000"
 
 
 async def test_a_slow_bucket_holds_up_no_partition_that_needs_nothing_of_it() -> None:

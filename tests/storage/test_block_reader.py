@@ -380,6 +380,23 @@ async def test_ranges_in_many_objects_are_gathered_whole() -> None:
     await bucket.reader.close()
 
 
+@pytest.mark.parametrize(("between", "gets"), [(12 * KIB, 2), (200 * KIB, 50)])
+async def test_gathered_blocks_share_a_get_with_a_little_between_them_and_leave_it_out_of_memory(
+    between: int, gets: int
+) -> None:
+    bucket = Bucket()
+    await bucket.add({each: [between if each % 2 else 2 * KIB] for each in range(100)}, block_bytes=256 * KIB)
+    wanted = list(range(0, 100, 2))
+    found = await gathered(bucket, wanted)
+    assert gets <= found <= gets + 2, "one is for the index"
+    assert bucket.reader.stats()["block_cache_bytes"] < len(wanted) * 2 * KIB + 100 * KIB
+    before = len(bucket.store.gets)
+    for each in wanted:
+        assert await bucket.read(each, 0, 1 << 20) == bucket.records[each]
+    assert len(bucket.store.gets) == before
+    await bucket.reader.close()
+
+
 async def test_what_is_gathered_is_bounded_and_the_first_ranges_come_first() -> None:
     bucket = Bucket()
     streams = list(range(50))

@@ -48,7 +48,7 @@ def test_the_id_of_a_kafka_cluster_is_no_option_of_its_command_line() -> None:
 def test_the_ratios_of_replication_are_to_one_replica_and_to_disk_and_round_trip(tmp_path: Path, rows: Path) -> None:
     limits = replicated_produce.Limits(tmp_path, file_bytes=1 << 20)
     limits.close()
-    for found, ms in ((limits.synced, 1.0), (limits.answered, 0.5)):
+    for found, ms in ((limits.synced, 1.0), (limits.answered, 0.5), (limits.shared, 1.5)):
         found.add(Throughput(1000.0, 0.0), [ms / 1e3])
     one, three = replicated_produce.Found(), replicated_produce.Found()
     one.add(Throughput(500.0, 2.0), [2e-3])
@@ -59,6 +59,7 @@ def test_the_ratios_of_replication_are_to_one_replica_and_to_disk_and_round_trip
     assert (rate.ratio, rate.holds) == ("0.50", False)
     assert said["acknowledged, p50, 3 replicas, quorum 2"].ratio == "2.00"
     assert said["acknowledged, p50, 3 replicas, quorum 2"].holds
+    assert said["acknowledged, p50, 3 replicas, beside a disk for all"].ratio == "1.50"
     assert said["CPU of all brokers a GB, most replicas to one"].figure == "2.50"
 
 
