@@ -25,11 +25,14 @@ The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/ti
   what discovers targets in clouds. About two minutes on two cores.
 - deploy_lint: an environment with hadolint (Dockerfiles) and kubernetes-validate (manifests, against the schemas of the
   API that come with it). A few seconds.
+- node_clients: a folder with Node's Kafka clients (`node_modules`), by npm. A few seconds.
+- older_java_clients: a folder with the jars of a Kafka client of each of some older versions, by Maven. A few seconds.
+- older_python_clients: an environment with older Python clients. A few seconds.
 - browser: a folder with links to Chromium and its WebDriver, which are those on PATH (Debian: chromium and
   chromium-driver; as root they are installed), and the rules of axe-core by npm. A minute.
 
-The gate leaves out the tests that need spark_kafka, kafka_apps, flink, nessie, promtool, deploy_lint or
-browser.
+The gate leaves out the tests that need spark_kafka, kafka_apps, flink, nessie, promtool, deploy_lint, node_clients,
+older_java_clients, older_python_clients or browser.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -398,6 +401,58 @@ def install_spark_kafka(work: Path) -> None:
     done.replace(spark_kafka_path())
 
 
+NODE_CLIENTS = ("kafkajs@2.2.4", "@platformatic/kafka@1.35.0")
+
+
+def node_clients_path() -> Path:
+    """Return the path of the folder of Node's clients."""
+    return cache_dir() / "-".join(
+        ["node", *(each.strip("@").replace("/", "-").replace("@", "-") for each in NODE_CLIENTS)]
+    )
+
+
+def install_node_clients(work: Path) -> None:
+    """Install them with npm, without what would have to be compiled."""
+    if not (shutil.which("npm") and shutil.which("node")):
+        raise Missing("no `npm` and `node` on PATH")
+    (work / "package.json").write_text("{}")
+    download(["npm", "install", "--silent", "--ignore-scripts", *NODE_CLIENTS], cwd=work)
+    done = work / "done"
+    done.mkdir()
+    (work / "node_modules").replace(done / "node_modules")
+    done.replace(node_clients_path())
+
+
+OLDER_JAVA_CLIENTS = ("2.1.1", "2.8.2", "3.4.1", "3.9.1")
+OLDER_PYTHON_CLIENTS = ("kafka-python==2.0.2", "aiokafka==0.10.0", "confluent-kafka==2.0.2")
+OLDER_PYTHON_CODECS = ("six", "python-snappy", "lz4", "zstandard")
+
+
+def older_java_clients_path() -> Path:
+    """Return the path of the folder with a folder of jars for each version."""
+    return cache_dir() / "-".join(["kafka-clients", *OLDER_JAVA_CLIENTS])
+
+
+def install_older_java_clients(work: Path) -> None:
+    """Install them with Maven."""
+    for version in OLDER_JAVA_CLIENTS:
+        pom = work / version
+        pom.mkdir()
+        copy_jars([f"org.apache.kafka:kafka-clients:{version}"], work / "jars" / version, pom)
+    (work / "jars").replace(older_java_clients_path())
+
+
+def older_python_clients_path() -> Path:
+    """Return the path of the Python beside which they are installed."""
+    return environment_python("-".join(["older", *(each.partition("==")[2] for each in OLDER_PYTHON_CLIENTS)]))
+
+
+def install_older_python_clients(work: Path) -> None:
+    """Install them with pip."""
+    packages = [*OLDER_PYTHON_CLIENTS, *OLDER_PYTHON_CODECS]
+    create_environment(older_python_clients_path(), packages, "kafka, aiokafka, confluent_kafka", work)
+
+
 AXE_VERSION = "4.10.3"
 BROWSER_PACKAGES = ("chromium", "chromium-driver")
 
@@ -443,14 +498,25 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "nessie": (nessie_path, install_nessie),
     "promtool": (promtool_path, install_promtool),
     "deploy_lint": (deploy_lint_path, install_deploy_lint),
+    "node_clients": (node_clients_path, install_node_clients),
+    "older_java_clients": (older_java_clients_path, install_older_java_clients),
+    "older_python_clients": (older_python_clients_path, install_older_python_clients),
     "browser": (browser_path, install_browser),
 }
+NOT_IN_GATE = (
+    "spark_kafka",
+    "kafka_apps",
+    "flink",
+    "nessie",
+    "promtool",
+    "deploy_lint",
+    "node_clients",
+    "older_java_clients",
+    "older_python_clients",
+    "browser",
+)
 GROUPS = {
-    "gate": tuple(
-        kind
-        for kind in KINDS
-        if kind not in ("spark_kafka", "kafka_apps", "flink", "nessie", "promtool", "deploy_lint", "browser")
-    ),
+    "gate": tuple(kind for kind in KINDS if kind not in NOT_IN_GATE),
     "all": tuple(KINDS),
 }
 """Names that stand for several kinds."""

@@ -21,7 +21,10 @@ left.
 - `browser_tools`: the folder with Chromium, its WebDriver and axe-core.
 - `deploy_lint`: the path of the Python beside which linters of deployment files are installed.
 - `java`: compiles and runs the programs of `tests/clients/java` (`support/java.py`).
-- `franz_go`: the program of `tests/clients/go`, built (`support/golang.py`).
+- `go_programs`: builds the programs of `tests/clients/go`, each once (`support/golang.py`).
+- `node_programs`: those of `tests/clients/js`, ready to run (`support/node.py`).
+- `older_java_clients`: the path of a folder with the jars of Kafka's client of each of some older versions.
+- `older_python_clients`: the path of the Python beside which older Python clients are installed.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +48,7 @@ from tests.support.external import Program
 from tests.support.golang import go_program
 from tests.support.java import Java
 from tests.support.loops import ASYNCIO_LOOP, LoopFactories
+from tests.support.node import node_program
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
 
 # A machine that is busy is no defect. Where `CI` is set Hypothesis's own profile also has the examples depend on the
@@ -86,7 +91,10 @@ PROCESS_FIXTURES = {
     "deploy_lint",
     "browser_tools",
     "java",
-    "franz_go",
+    "go_programs",
+    "node_programs",
+    "older_java_clients",
+    "older_python_clients",
 }
 
 
@@ -197,8 +205,25 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
 
 
 @pytest.fixture(scope="session")
-def franz_go(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return required(lambda: go_program(tmp_path_factory.mktemp("go") / "transactions"))
+def go_programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Program]:
+    work = tmp_path_factory.mktemp("go")
+    return cache(lambda name: required(lambda: go_program(name, work / name)))
+
+
+@pytest.fixture(scope="session")
+def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Program]:
+    clients = Path(required(lambda: install("node_clients")))
+    return cache(lambda name: required(lambda: node_program(name, clients, tmp_path_factory.mktemp("node"))))
+
+
+@pytest.fixture(scope="session")
+def older_java_clients() -> Path:
+    return Path(required(lambda: install("older_java_clients")))
+
+
+@pytest.fixture(scope="session")
+def older_python_clients() -> str:
+    return required(lambda: install("older_python_clients"))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:

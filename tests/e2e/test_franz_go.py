@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,11 @@ from tests.support.external import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def franz_go(go_programs: Callable[[str], Program]) -> Program:
+    return go_programs("transactions")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The Go program of `tests/clients/go`, built by the Go toolchain with the modules that its go.sum pins."""
+"""The Go programs of `tests/clients/go`, built by the Go toolchain with the modules that their go.sum pins."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.support.s3_servers import Missing
 SOURCES = Path(__file__).parents[1] / "clients" / "go"
 
 
-def go_program(target: Path) -> Program:
-    """Build it as `target`. Raises `Missing` without a toolchain."""
+def go_program(name: str, target: Path) -> Program:
+    """Build the program in the folder `name` as `target`. Raises `Missing` without a toolchain."""
     go = shutil.which("go")
     if go is None:
-        raise Missing("go: no `go` on PATH: the program of tests/clients/go needs it")
-    finished([go, "build", "-o", str(target), "."], cwd=SOURCES, CGO_ENABLED="0")
+        raise Missing("go: no `go` on PATH: the programs of tests/clients/go need it")
+    finished([go, "build", "-o", str(target), f"./{name}"], cwd=SOURCES, CGO_ENABLED="0")
     return Program([str(target)])

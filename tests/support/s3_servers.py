@@ -38,6 +38,9 @@ INSTALLED_KINDS = (
     "nessie",
     "promtool",
     "deploy_lint",
+    "node_clients",
+    "older_java_clients",
+    "older_python_clients",
 )
 """What `localstack/install.py` provides; moto comes with the dev extra."""
 
