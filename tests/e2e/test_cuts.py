@@ -213,7 +213,7 @@ def test_a_broker_cut_from_the_controllers_does_not_say_that_a_config_is_as_it_w
         eventually(lambda: configured(here) == "1000000", 60)
         paths = cluster.between([103], list(cluster.members))
         cut_all(paths)
-        assert configure(there, "2000000") is None
+        eventually(lambda: configure(there, "2000000") is None, 60)
         refused = configure(here, "1000000")
         assert refused is not None and refused.code() == KafkaError.REQUEST_TIMED_OUT, refused
         assert configured(here) == "1000000"
