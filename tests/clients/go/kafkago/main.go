@@ -9,9 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -186,8 +184,13 @@ func (s *surface) transaction(ctx context.Context) (any, error) {
 	if err != nil || ended.Error != nil {
 		return nil, errors.Join(err, ended.Error)
 	}
-	found, err := s.client.ConsumerOffsets(ctx, kafka.TopicAndGroup{Topic: s.topic, GroupId: group})
-	return nil, errors.Join(err, steps.Equal(found[0], 2))
+	for { // its markers are written after the answer
+		found, err := s.client.ConsumerOffsets(ctx, kafka.TopicAndGroup{Topic: s.topic, GroupId: group})
+		if err != nil || found[0] == 2 {
+			return found, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 func (s *surface) groupSteps(ctx context.Context) {
@@ -329,7 +332,7 @@ func (s *surface) topicSteps(ctx context.Context) {
 	})
 }
 
-func walk(servers []string, topic string) {
+func walk(servers []string, topic string, _ ...string) {
 	ctx, stop := context.WithTimeout(context.Background(), 4*deadline)
 	defer stop()
 	s := &surface{servers: servers, topic: topic, client: &kafka.Client{Addr: kafka.TCP(servers...), Timeout: deadline}}
@@ -374,15 +377,5 @@ func write(servers []string, topic string, partitions int, seconds time.Duration
 }
 
 func main() {
-	servers, topic := strings.Split(os.Args[2], ","), os.Args[3]
-	switch os.Args[1] {
-	case "surface":
-		walk(servers, topic)
-	case "write":
-		write(servers, topic, steps.Number(os.Args[4]), time.Duration(steps.Number(os.Args[5]))*time.Second)
-	default:
-		fmt.Println("usage: see the head of this file")
-		os.Exit(2)
-	}
-	steps.End()
+	steps.Main(walk, write)
 }

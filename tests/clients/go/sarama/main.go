@@ -8,8 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -348,7 +346,9 @@ func (s *surface) offsetsByTime() (any, error) {
 	return found, nil
 }
 
-func walk(servers []string, topic string, version sarama.KafkaVersion) {
+func walk(servers []string, topic string, more ...string) {
+	version, err := sarama.ParseKafkaVersion(more[0])
+	steps.Must(err)
 	s := &surface{servers: servers, topic: topic, config: configured(version)}
 	admin, err := sarama.NewClusterAdmin(servers, s.config)
 	steps.Must(err)
@@ -427,17 +427,5 @@ func write(servers []string, topic string, partitions int, seconds time.Duration
 }
 
 func main() {
-	servers, topic := strings.Split(os.Args[2], ","), os.Args[3]
-	switch os.Args[1] {
-	case "surface":
-		version, err := sarama.ParseKafkaVersion(os.Args[4])
-		steps.Must(err)
-		walk(servers, topic, version)
-	case "write":
-		write(servers, topic, steps.Number(os.Args[4]), time.Duration(steps.Number(os.Args[5]))*time.Second)
-	default:
-		fmt.Println("usage: see the head of this file")
-		os.Exit(2)
-	}
-	steps.End()
+	steps.Main(walk, write)
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 var failed int
@@ -23,17 +24,27 @@ func Step(name string, run func() (any, error)) {
 	fmt.Println("ok", name+":", found)
 }
 
-// End ends the program: with 1 if a step has failed.
-func End() {
-	if failed > 0 {
-		os.Exit(1)
-	}
-}
-
 // Must ends the program if there is an error.
 func Must(err error) {
 	if err != nil {
 		log.Fatal(err)
+	}
+}
+
+// Main does what the program's arguments say: the walk over what a client can do, which may take one more argument, or
+// the writing of numbers to the partitions of a topic for a time.
+func Main(surface func(servers []string, topic string, more ...string), write func(servers []string, topic string, partitions int, lasts time.Duration)) {
+	servers, topic, more := strings.Split(os.Args[2], ","), os.Args[3], os.Args[4:]
+	switch os.Args[1] {
+	case "surface":
+		surface(servers, topic, more...)
+	case "write":
+		write(servers, topic, Number(more[0]), time.Duration(Number(more[1]))*time.Second)
+	default:
+		log.Fatal("usage: see the head of the program")
+	}
+	if failed > 0 {
+		os.Exit(1)
 	}
 }
 

@@ -17,19 +17,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"tidelog.test/clients/steps"
 )
-
-func must(err error) {
-	if err != nil {
-		log.Fatal(err)
-	}
-}
-
-func number(text string) int {
-	found, err := strconv.Atoi(text)
-	must(err)
-	return found
-}
 
 func options(bootstrap, id string) []kgo.Opt {
 	return []kgo.Opt{
@@ -41,13 +30,13 @@ func options(bootstrap, id string) []kgo.Opt {
 
 func producer(bootstrap, id string) *kgo.Client {
 	client, err := kgo.NewClient(options(bootstrap, id)...)
-	must(err)
+	steps.Must(err)
 	return client
 }
 
 func tell(ctx context.Context, client *kgo.Client, when string) {
 	id, epoch, err := client.ProducerID(ctx)
-	must(err)
+	steps.Must(err)
 	fmt.Println(when, "epoch", epoch, "of", id)
 }
 
@@ -56,12 +45,12 @@ func write(ctx context.Context, bootstrap, id, topic string, partitions, count i
 	defer client.Close()
 	tell(ctx, client, "before")
 	for each := 0; each < count; each++ {
-		must(client.BeginTransaction())
+		steps.Must(client.BeginTransaction())
 		for partition := 0; partition < partitions; partition++ {
 			record := &kgo.Record{Topic: topic, Partition: int32(partition), Value: []byte(strconv.Itoa(each))}
-			must(client.ProduceSync(ctx, record).FirstErr())
+			steps.Must(client.ProduceSync(ctx, record).FirstErr())
 		}
-		must(client.EndTransaction(ctx, kgo.TransactionEndTry(each%3 != 2)))
+		steps.Must(client.EndTransaction(ctx, kgo.TransactionEndTry(each%3 != 2)))
 	}
 	tell(ctx, client, "after")
 }
@@ -69,17 +58,17 @@ func write(ctx context.Context, bootstrap, id, topic string, partitions, count i
 func fence(ctx context.Context, bootstrap, id, topic string) {
 	first := producer(bootstrap, id)
 	defer first.Close()
-	must(first.BeginTransaction())
-	must(first.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("first")}).FirstErr())
+	steps.Must(first.BeginTransaction())
+	steps.Must(first.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("first")}).FirstErr())
 	second := producer(bootstrap, id)
 	defer second.Close()
-	must(second.BeginTransaction())
-	must(second.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("second")}).FirstErr())
+	steps.Must(second.BeginTransaction())
+	steps.Must(second.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("second")}).FirstErr())
 	var refused *kerr.Error
 	if errors.As(first.EndTransaction(ctx, kgo.TryCommit), &refused) {
 		fmt.Println("refused", refused.Message)
 	}
-	must(second.EndTransaction(ctx, kgo.TryCommit))
+	steps.Must(second.EndTransaction(ctx, kgo.TryCommit))
 }
 
 func copyRecords(ctx context.Context, bootstrap, id, source, target, group string, wanted int) {
@@ -92,24 +81,24 @@ func copyRecords(ctx context.Context, bootstrap, id, source, target, group strin
 		kgo.SessionTimeout(6*time.Second),
 		kgo.RequireStableFetchOffsets(),
 	)...)
-	must(err)
+	steps.Must(err)
 	defer session.Close()
 	for round, copied := 1, 0; copied < wanted; round++ {
 		fetches := session.PollRecords(ctx, 20)
-		must(fetches.Err())
-		must(session.Begin())
+		steps.Must(fetches.Err())
+		steps.Must(session.Begin())
 		count := 0
 		fetches.EachRecord(func(record *kgo.Record) {
 			made := &kgo.Record{Topic: target, Partition: record.Partition, Value: record.Value}
 			session.Produce(ctx, made, func(_ *kgo.Record, err error) {
 				if !errors.Is(err, kgo.ErrAborting) { // what an abort drops
-					must(err)
+					steps.Must(err)
 				}
 			})
 			count++
 		})
 		committed, err := session.End(ctx, kgo.TransactionEndTry(round%3 != 0))
-		must(err)
+		steps.Must(err)
 		if committed {
 			copied += count
 			fmt.Println("copied", copied)
@@ -121,11 +110,11 @@ func main() {
 	ctx, args := context.Background(), os.Args[1:]
 	switch args[0] {
 	case "write":
-		write(ctx, args[1], args[2], args[3], number(args[4]), number(args[5]))
+		write(ctx, args[1], args[2], args[3], steps.Number(args[4]), steps.Number(args[5]))
 	case "fence":
 		fence(ctx, args[1], args[2], args[3])
 	case "copy":
-		copyRecords(ctx, args[1], args[2], args[3], args[4], args[5], number(args[6]))
+		copyRecords(ctx, args[1], args[2], args[3], args[4], args[5], steps.Number(args[6]))
 	default:
 		log.Fatal("no such step: ", args[0])
 	}
