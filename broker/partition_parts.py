@@ -14,6 +14,8 @@ from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.membership import BrokerMembership
+from tidelog.broker.partitions.checkpoints import write_checkpoints
+from tidelog.broker.partitions.hand_overs import HandOverPreparation
 from tidelog.broker.partitions.hints import HintBox
 from tidelog.broker.partitions.log_cleaner import LogCleaner
 from tidelog.broker.partitions.manager import PartitionManager
@@ -37,6 +39,7 @@ class PartitionParts:
     peers: PeerListener
     peer_calls: PeerCalls
     hint_sender: HintSender
+    hand_overs: HandOverPreparation
     manager: PartitionManager
     takeovers: TakeoverRunner
     groups: GroupCoordinator
@@ -83,6 +86,10 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         rng=world.rng,
     )
     txn.serve(peers)
+    hand_overs = HandOverPreparation(
+        base.broker_id, controller, peer_calls, world.clock, lambda each: write_checkpoints(manager.of_set(each))
+    )
+    hand_overs.serve(peers)
     hanging = HangingTransactions(manager.all, base.settings.group.transaction_max_timeout_ms, world.clock)
     base.registry.add_figures(
         "transactions",
@@ -97,6 +104,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         peers=peers,
         peer_calls=peer_calls,
         hint_sender=hint_sender,
+        hand_overs=hand_overs,
         manager=manager,
         takeovers=takeovers,
         groups=groups,

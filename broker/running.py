@@ -112,6 +112,7 @@ class RunningBroker:
         await led.txn.close()
         await servers.kafka.close(grace_s / 4)
         await self._close_partitions(grace_s / 2)
+        await led.hand_overs.close()
         await led.hint_sender.close()
         await led.peer_calls.close()
         await led.peers.close()

@@ -128,13 +128,14 @@ class ControllerNode:
         role = ActiveRole(
             lambda: self.feed.image, self._propose_own, lambda: self._active_term is not None, self._cluster_time_ms
         )
+        self._duties = Duties(role.image, self._sessions, lambda: self._consensus.members, settings)
         self._lifecycle = Lifecycle(
             role,
             sessions=self._sessions,
             readers=self._readers,
             clock=clock,
             delete=self._deleting(world.delete_objects),
-            duties=Duties(role.image, self._sessions, lambda: self._consensus.members, settings),
+            duties=self._duties,
             refuses=peers.refuses,
             partitions_per_deletion=sections.partitions_per_deletion,
         )
@@ -645,7 +646,12 @@ class ControllerNode:
         if not self.is_active:
             return None
         told = self._balancer.schedule.told() or HeartbeatReply(0, 0, 0, 0)
-        return msgspec.structs.replace(told, read_grace_ms=self._settings.read_grace_ms, version=self.image.version)
+        return msgspec.structs.replace(
+            told,
+            read_grace_ms=self._settings.read_grace_ms,
+            version=self.image.version,
+            hand_overs=self._duties.hand_overs(params.broker_id),
+        )
 
     def _require_leader(self) -> None:
         """Refuse followers while no leader is known: this member may be cut off, and another may not be."""

@@ -56,8 +56,8 @@ class ReplicaSetRoutes:
         prepare: Callable[[int], Awaitable[None]],
         led: Callable[[], Mapping[int, Mapping[str, Any]]],
     ) -> None:
-        """`prepare` is called with a replica set of which another broker may become the master; quick if it is not led
-        here. `led`: what this broker knows of the sets that it leads, by replica set (`ReplicaMaster.status`).
+        """`prepare` is called with a replica set of which another broker may become the master, and never fails.
+        `led`: what this broker knows of the sets that it leads, by replica set (`ReplicaMaster.status`).
         """
         self._controller = controller
         self._prepare = prepare

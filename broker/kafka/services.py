@@ -50,6 +50,10 @@ async def no_removal(broker_id: int) -> int:
     raise InvalidInput(f"this broker cannot remove broker {broker_id}")
 
 
+async def nothing_to_prepare(_replica_set: int) -> None:
+    """Prepare no hand-over: nothing leads here."""
+
+
 class TransactionPartitions(Protocol):
     """Asks the coordinators of transactional ids about the partitions of their transactions."""
 
@@ -130,6 +134,8 @@ class Services:
     """Report of the controllers (`tidelog.broker.admin.quorum.QuorumView.report`)."""
     remove_broker: Callable[[int], Awaitable[object]] = no_removal
     """Takes a broker that owns nothing out of the cluster (`tidelog.broker.admin.brokers.BrokerRoutes.remove`)."""
+    prepare_hand_over: Callable[[int], Awaitable[None]] = nothing_to_prepare
+    """Has the master of a replica set prepare its end (`tidelog.broker.partitions.hand_overs`). Never fails."""
     broker_configs: Callable[[], dict[str, str]] = dict
     """This broker's effective configuration for DescribeConfigs, by dotted key (`kafka.port`, `wal.flush`, …)."""
 

@@ -122,6 +122,10 @@ class Duties:
         self._master_watch.elects_preferred = self._settings.now.preferred_master_enable
         yield from self._master_watch.due(self._image(), now)
 
+    def hand_overs(self, broker_id: int) -> tuple[int, ...]:
+        """Return the replica sets that a broker leads, and that will be handed over soon, as the newest scan found."""
+        return self._master_watch.hand_overs(self._image(), broker_id)
+
     def replicas(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Assign and remove replicas."""
         settings = self._settings.now

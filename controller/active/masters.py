@@ -7,7 +7,8 @@ It begins an election when
   set of a broker that an operator drains stays with it: its partitions move to other sets
   (`tidelog.controller.active.drain_plan`),
 - the home broker of a set, its preferred master, has been in sync for a while, and another one leads. One such election
-  at a time, because each of them interrupts its partitions.
+  at a time, because each of them interrupts its partitions. It is announced (`MasterWatch.hand_overs`): what the master
+  writes before it need not be scanned by the next one (`tidelog.broker.partitions.hand_overs`).
 
 What is decided follows from the promises alone (`tidelog.controller.machine.replica_elections`); the broker that is to
 lead is only designated, so an election may end with another one. It is then repeated later. The work is derived from
@@ -45,6 +46,8 @@ PREFERRED_AFTER_S = 30.0
 """How long the preferred master has been able to lead before it is elected: it is not about to go again."""
 PREFERRED_GAP_S = 5.0
 """Between the beginnings of two such elections, of any sets."""
+ANNOUNCED_S = 5.0
+"""How long before such an election its master is told of it: several heartbeats, and the writing of its checkpoints."""
 PREFERRED_REASON = "the preferred master is back"
 
 
@@ -61,6 +64,8 @@ class MasterWatch:
         """May be changed at any time."""
         self._preferred_at_s = float("-inf")
         """When the newest election of a preferred master began."""
+        self._announced: frozenset[tuple[int, int]] = frozenset()
+        """Replica sets, with their master epochs, whose preferred masters will be elected soon."""
         self._handed_over: dict[int, float] = {}
         """By replica set: when the newest hand-over began."""
 
@@ -76,6 +81,13 @@ class MasterWatch:
         for command in found:
             logger.info("election begun", extra={"replica_set": command.replica_set_id, "because": command.reason})
             yield command
+
+    def hand_overs(self, image: Image, broker_id: int) -> tuple[int, ...]:
+        """Return the replica sets that the broker leads, and whose preferred masters will be elected soon, by id."""
+        led = ((each, image.replica_sets.get(each), epoch) for each, epoch in sorted(self._announced))
+        return tuple(
+            each for each, now, epoch in led if now is not None and (now.master, now.master_epoch) == (broker_id, epoch)
+        )
 
     def _without_master(self, image: Image, records: list[ReplicaSetRecord]) -> Iterator[BeginElection]:
         for record in records:
@@ -139,6 +151,8 @@ class MasterWatch:
             image.election(each.id) is not None for each in records
         )
         ready = [key for key, age_s in ages.items() if age_s >= PREFERRED_AFTER_S]
+        soon = (key for key, age_s in ages.items() if age_s >= PREFERRED_AFTER_S - ANNOUNCED_S)
+        self._announced = frozenset(soon if self.elects_preferred else ())
         if self.elects_preferred and is_calm and ready:
             self._preferred_at_s = now_s
             set_id, epoch = ready[0]

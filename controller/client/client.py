@@ -224,6 +224,10 @@ class ControllerClient:
         """Call `not_uploaded_bytes()` for each heartbeat: the bytes of this broker's WAL that are not uploaded."""
         self._heartbeat.not_uploaded_bytes = not_uploaded_bytes
 
+    def on_hand_overs(self, callback: Callable[[tuple[int, ...]], None]) -> None:
+        """Call `callback(replica_sets)` with each answer that names sets of this broker which others will lead soon."""
+        self._heartbeat.on_hand_overs = callback
+
     @property
     def balance(self) -> HeartbeatReply | None:
         """Return the active controller's last reply on the balance; None while none is known to be active."""

@@ -64,6 +64,8 @@ class HeartbeatReply(msgspec.Struct, frozen=True, array_like=True):
     older controller, which does not wait for readers."""
     version: int = 0
     """The metadata version of the active controller; 0: an older one, which does not tell it."""
+    hand_overs: tuple[int, ...] = ()
+    """Replica sets that this broker leads, and whose preferred masters will be elected in a few seconds."""
 
 
 class Rates(NamedTuple):

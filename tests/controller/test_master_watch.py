@@ -13,6 +13,7 @@ from tests.controller.replica_trio import Trio
 from tidelog.controller.active.drain_plan import is_drained, plan_drain_of
 from tidelog.controller.active.duties import Duties
 from tidelog.controller.active.masters import (
+    ANNOUNCED_S,
     HAND_OVER_AGAIN_S,
     HAND_OVERS_AT_ONCE,
     PATIENCE_S,
@@ -288,6 +289,37 @@ def test_the_preferred_master_leads_again_when_it_has_been_in_sync_for_a_while()
     assert begun(cluster.settle(200)) == []
 
 
+def test_the_master_is_told_for_some_seconds_that_the_preferred_one_will_be_elected() -> None:
+    cluster = displaced()
+    cluster.tick()
+    master = cluster.record(0).master
+    told = []
+    while cluster.record(0).master != 0:
+        cluster.tick()
+        told.append(cluster.duties.hand_overs(master))
+        assert cluster.duties.hand_overs(0) == (), "it leads nothing that others will lead"
+        assert len(told) < 100
+    first = told.index((0,))
+    assert told == [()] * first + [(0,)] * (len(told) - first - 1) + [()], "not after the election"
+    assert ANNOUNCED_S - 2 <= len(told) - 1 - first <= ANNOUNCED_S + 2, "a tick is a second"
+
+
+def test_an_announcement_ends_with_its_reason() -> None:
+    cluster = displaced()
+    cluster.tick()
+    master = cluster.record(0).master
+    while not cluster.duties.hand_overs(master):
+        cluster.tick()
+    cluster.drain(0, DrainMode.SHUTDOWN)
+    cluster.tick()
+    assert cluster.duties.hand_overs(master) == ()
+    cluster.drain(0, DrainMode.NONE)
+    while not cluster.duties.hand_overs(master):
+        cluster.tick()
+    cluster.run(r.BeginElection(0, cluster.record(0).master_epoch, "test", -1))
+    assert cluster.duties.hand_overs(master) == (), "it has no master, before any scan"
+
+
 def test_a_preferred_master_that_dies_or_drains_meanwhile_waits_anew() -> None:
     cluster = displaced()
     cluster.settle(int(PREFERRED_AFTER_S) - 1)
@@ -324,6 +356,7 @@ def test_preferred_masters_can_be_switched_off() -> None:
         lambda: cluster.image, BrokerSessions(10.0), dict, ControllerSettings(preferred_master_enable=False)
     )
     assert begun(cluster.settle(200)) == []
+    assert cluster.duties.hand_overs(cluster.record(0).master) == ()
 
 
 @pytest.mark.parametrize("mode", [DrainMode.SHUTDOWN, DrainMode.OPERATOR])

@@ -4,7 +4,7 @@ Controllers and brokers in a process each, three replicas of each WAL, a write q
 over many partitions. In each round all replicas are in sync, each broker leads its own replica set, and one broker is
 killed. Measured in seconds, from the kill on:
 
-- `first`: until the first of its partitions had an acknowledgement of the new master;
+- `first`: until the first of its partitions had a record acknowledged that was sent when the master was dead;
 - `last`: until the last of them had one;
 - `others`: the longest time that a partition of another broker waited: what the death costs those that it does not
   concern, or the machine's load;
@@ -13,7 +13,8 @@ killed. Measured in seconds, from the kill on:
 - `back`: until the broker that was started again leads its replica set again, with everything (it is elected at once;
   by itself that happens after 30 s); `took` is the whole round.
 
-The producer sends a record to each partition every `--pause-ms`: `first` and `last` are exact up to that. At the end:
+The producers send a record to each partition every `--pause-ms`, evenly over that time: so much of `last` may be the
+time until the partition has something to send, and `others` and `quiet` are at least as long. At the end:
 no produce error, every acknowledged record at its offset, none twice, all in order. `make hot-failover`:
 
     python -m tests.harness.hot_failover --rounds 20 --partitions 100
@@ -29,7 +30,9 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from tests.e2e.backends import create_topic
@@ -63,6 +66,11 @@ class HotRound:
         )
 
 
+def said_since(hot: HotCluster, starts: Mapping[int, int]) -> str:
+    """What each node has said from these lines on."""
+    return "\n".join(f"--- node {node}\n" + "\n".join(hot.nodes[node].output[at:]) for node, at in starts.items())
+
+
 def one_round(hot: HotCluster, load: PartitionLoad, number: int, timeout_s: float) -> HotRound:
     """Kill a master; returns when it leads again. Raises `AssertionError` when something is not in time."""
     began_s = time.monotonic()
@@ -81,9 +89,10 @@ def one_round(hot: HotCluster, load: PartitionLoad, number: int, timeout_s: floa
     load.begin_round()
     killed_s = time.monotonic()
     hot.kill(broker)
+    load.mark()
     hot.wait_masters([broker], timeout_s)
     load.wait_grown(10, timeout_s)
-    gaps = load.gaps_s()
+    gaps, waited = load.gaps_s(), load.acknowledged_s(killed_s)
     hot.begin(broker)
     hot.ready(broker)
     hot.wait_full(timeout_s=timeout_s)
@@ -92,8 +101,8 @@ def one_round(hot: HotCluster, load: PartitionLoad, number: int, timeout_s: floa
     return HotRound(
         broker,
         len(mine),
-        min(gaps[at] for at in mine),
-        max(gaps[at] for at in mine),
+        min(waited[at] for at in mine),
+        max(waited[at] for at in mine),
         max((gap for at, gap in gaps.items() if at not in mine), default=0.0),
         quiet_s,
         back_s,
@@ -114,6 +123,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> list[str]:
         with load:
             for number in range(arguments.rounds):
                 try:
+                    starts = {node: len(hot.nodes[node].output) for node in hot.nodes}
                     one = one_round(hot, load, number, arguments.round_timeout_s)
                 except AssertionError as error:
                     problems.append(f"round {number + 1} did not end: {error}")
@@ -122,6 +132,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> list[str]:
                     break
                 rounds.append(one)
                 print(one.line(number + 1), flush=True)
+                if one.last_s > arguments.tell_slower_s:
+                    print(said_since(hot, starts), flush=True)
         problems += load.verify(hot.bootstrap)
     print(f"\n{len(rounds)} rounds, {load.count():,} records acknowledged, {arguments.partitions} partitions")
     print(f"{os.cpu_count()} cores, load average at the end {os.getloadavg()[0]:.1f}")
@@ -139,6 +151,9 @@ def main() -> int:
     parser.add_argument("--pause-ms", type=float, default=50.0, help="between two records of a partition")
     parser.add_argument("--producers", type=int, default=1, help="among which the partitions are divided")
     parser.add_argument("--round-timeout-s", type=float, default=90.0)
+    parser.add_argument(
+        "--tell-slower-s", type=float, default=inf, help="print the logs of a round whose `last` is more"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # and end the nodes
     gc.disable()  # millions of noted records: to look through them stops the producer for longer and longer

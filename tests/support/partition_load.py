@@ -6,9 +6,10 @@
         gap_s = max(load.gaps_s().values())
     load.verify(bootstrap)
 
-Each record carries its number within its partition (`number_of`). What was sent, acknowledged and read is noted in a
-history; `verify` reads everything, and holds the history against the checkers (docs/checkers.md). Besides, the offsets
-of every partition must be contiguous from 0: one producer for each, without transactions, and nothing is deleted.
+The records of a round are sent one after another, evenly over a long pause. Each carries its number within its
+partition (`number_of`). What was sent, acknowledged and read is noted in a history; `verify` reads everything, and
+holds the history against the checkers (docs/checkers.md). Besides, the offsets of every partition must be contiguous
+from 0: one producer for each, without transactions, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from tidelog.simulation.checkers import check
 from tidelog.simulation.checkers.history import History, Op
 
 DEADLINE_S = 120.0
+CLUMP_S = 0.02
+"""What is due within this time is sent at once: for every record alone a producer wakes several threads."""
 EAGER = {"linger.ms": 2, "retry.backoff.ms": 10, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
 """Settings of a producer that is to measure the cluster, and not itself."""
 _READER, _FIRST_WRITER = 2, 3
@@ -100,15 +103,21 @@ class PartitionLoad:
     def _run(self, at: int) -> None:
         """Write to every partition of one producer, again and again."""
         producer, number = self._producers[at], 0
+        mine = range(at, self.partitions, len(self._producers))
         while not self._stopping.is_set():
-            due = time.monotonic() + self.pause_s
-            for partition in range(at, self.partitions, len(self._producers)):
+            began = time.monotonic()
+            for turn, partition in enumerate(mine):
+                if (due := began + self.pause_s * turn / len(mine)) > time.monotonic() + CLUMP_S:
+                    self._poll_until(producer, due)
                 self._send(producer, at, partition, number)
             number += 1
-            while (left_s := due - time.monotonic()) > 0:
-                producer.poll(left_s)  # returns at the first delivery
-            producer.poll(0)
+            self._poll_until(producer, began + self.pause_s)
         producer.flush(DEADLINE_S - 10)
+
+    def _poll_until(self, producer: Producer, due: float) -> None:
+        while (left_s := due - time.monotonic()) > 0:
+            producer.poll(left_s)  # returns at the first delivery
+        producer.poll(0)
 
     def _send(self, producer: Producer, at: int, partition: int, number: int) -> None:
         op = self.history.begin(
@@ -142,7 +151,7 @@ class PartitionLoad:
                 self.errors.append(f"partition {partition}, record {op.values[0] // self.partitions}: {error}")
                 return
             offset = message.offset()
-            self._gaps.note(partition)
+            self._gaps.note(partition, op.began_us / 1e6)
             known = [offset] if offset is not None and offset >= 0 else []  # a retry's place may not be told
             self.history.end(op, "ok", _now_us(), offsets=known)
             with self._lock:
@@ -154,6 +163,14 @@ class PartitionLoad:
     def begin_round(self) -> None:
         """Measure gaps from now on."""
         self._gaps.begin_round()
+
+    def mark(self) -> None:
+        """Note the first acknowledgement of each partition to a record that is sent from now on."""
+        self._gaps.mark()
+
+    def acknowledged_s(self, since: float) -> dict[int, float]:
+        """By partition: the time from `since` (monotonic seconds) until the acknowledgement that `mark` asks for."""
+        return self._gaps.answered_s(since)
 
     def gaps_s(self) -> dict[int, float]:
         """The longest time between two acknowledgements of each partition since the round began, until now."""

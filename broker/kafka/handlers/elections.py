@@ -124,6 +124,7 @@ class _PreferredElections:
     def __init__(self, services: Services, timeout_ms: int) -> None:
         self._controller = services.controller
         self._clock = services.clock
+        self._prepare = services.prepare_hand_over
         self._deadline = services.clock.monotonic() + timeout_ms / 1000
         self._ends: dict[int, TidelogError | None] = {}
 
@@ -149,6 +150,7 @@ class _PreferredElections:
         if record.master == preferred and image.master_of(replica_set) is not None:
             raise ElectionNotNeeded(f"replica set {replica_set} is led by its preferred master {preferred}")
         if record.master != NO_BROKER:  # else an election is under way
+            await self._prepare(replica_set)
             try:
                 await self._controller.replica_sets.begin_election(
                     replica_set, record.master_epoch, "a client wants the preferred master", designated=preferred
