@@ -38,7 +38,10 @@ PREPARE = "prepare_hand_over"
 WAIT_S = BUDGET_S + 1.0
 """How long the master may take, with the way there."""
 AGAIN_S = 2.5
-"""Checkpoints for an announced election are written again after so long, until it comes."""
+"""Checkpoints for an announced election are written again after so long, and then after twice as long each time: it
+waits for those under way, of which one may have lost its quorum."""
+MOST_S = 60.0
+"""The longest of these times."""
 
 
 class PrepareParams(msgspec.Struct, frozen=True, array_like=True):
@@ -71,9 +74,9 @@ class HandOverPreparation:
         self._clock = clock
         self._write_set = write
         self._writing: dict[int, asyncio.Task[None]] = {}
-        """By replica set."""
-        self._written_at: dict[int, float] = {}
-        """By announced replica set: monotonic seconds."""
+        """By replica set: the newest, which may have ended."""
+        self._due: dict[int, tuple[float, float]] = {}
+        """By announced replica set: when checkpoints are written next, in monotonic seconds, and the pause after it."""
         self._tasks = TaskSet("hand-overs")
         self._closed = False
 
@@ -108,14 +111,14 @@ class HandOverPreparation:
         return record is not None and (record.master, record.master_epoch) == (self._broker_id, master_epoch)
 
     def _announced(self, replica_sets: Iterable[int]) -> None:
-        """The active controller has told, with its answer to a heartbeat, what will be handed over."""
+        """The active controller has told, with its answer to a heartbeat, all that will be handed over."""
         if self._closed:
             return
         now_s = self._clock.monotonic()
-        self._written_at = {each: at for each, at in self._written_at.items() if now_s - at < AGAIN_S}
-        for each in replica_sets:
-            if each not in self._written_at:
-                self._written_at[each] = now_s
+        self._due = {each: self._due.get(each, (now_s, AGAIN_S)) for each in replica_sets}
+        for each, (at_s, pause_s) in self._due.items():
+            if now_s >= at_s:
+                self._due[each] = (now_s + pause_s, min(2 * pause_s, MOST_S))
                 self._begin(each)
 
     async def _write(self, replica_set: int) -> None:
@@ -125,12 +128,10 @@ class HandOverPreparation:
     def _begin(self, replica_set: int) -> asyncio.Task[None]:
         """Return the task that writes, which may be one that was begun for another caller."""
         task = self._writing.get(replica_set)
-        if task is None:
+        if task is None or task.done():
             extra = {"replica_set": replica_set}
             logger.info("checkpoints are written before another broker leads the replica set", extra=extra)
-            task = self._tasks.spawn(self._write_set(replica_set), "checkpoints")
-            self._writing[replica_set] = task
-            task.add_done_callback(lambda _task: self._writing.pop(replica_set, None))
+            task = self._writing[replica_set] = self._tasks.spawn(self._write_set(replica_set), "checkpoints")
         return task
 
     async def close(self) -> None:

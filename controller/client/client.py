@@ -225,7 +225,7 @@ class ControllerClient:
         self._heartbeat.not_uploaded_bytes = not_uploaded_bytes
 
     def on_hand_overs(self, callback: Callable[[tuple[int, ...]], None]) -> None:
-        """Call `callback(replica_sets)` with each answer that names sets of this broker which others will lead soon."""
+        """Call `callback(replica_sets)` at each answer to a heartbeat: those led here that others will lead soon."""
         self._heartbeat.on_hand_overs = callback
 
     @property

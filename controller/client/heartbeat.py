@@ -102,7 +102,7 @@ class Heartbeat:
         """Called when the metadata stay where they are, behind what the active controller has told: whoever is
         followed is silent."""
         self.on_hand_overs: Callable[[tuple[int, ...]], None] | None = None
-        """Called with the replica sets that this broker leads and that will be handed over, while there are some."""
+        """Called with the replica sets that this broker leads and that will be handed over, at each answer."""
         self._behind = BehindWatch()
         self.readable_until_s = float("inf")
         """Monotonic time until which objects that the local metadata names may be read: the active controller's last
@@ -190,7 +190,7 @@ class Heartbeat:
             version = self.version() if self.version is not None else reply.version
             if self._behind.is_stuck(version, reply.version, self._heard_s) and self.on_behind is not None:
                 self.on_behind()
-            if reply.hand_overs and self.on_hand_overs is not None:
+            if self.on_hand_overs is not None:
                 self.on_hand_overs(reply.hand_overs)
         elif endpoint == self._active:
             self._active = self.reply = None

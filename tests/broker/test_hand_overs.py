@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.fake_storage import FakeClock
-from tidelog.broker.partitions.hand_overs import AGAIN_S, PREPARE, WAIT_S, HandOverPreparation, PrepareParams
+from tidelog.broker.partitions.hand_overs import AGAIN_S, MOST_S, PREPARE, WAIT_S, HandOverPreparation, PrepareParams
 from tidelog.broker.partitions.peer_calls import PeerCalls
 from tidelog.broker.partitions.peers import PeerListener, PeerMethod
 from tidelog.controller.client.client import ControllerClient
@@ -111,6 +111,15 @@ async def test_an_announced_set_is_written_at_once_and_then_now_and_again() -> N
     assert await announced() == 1
     await world.clock.sleep(AGAIN_S / 2)
     assert await announced() == 2
+    await world.clock.sleep(AGAIN_S)
+    assert await announced() == 2, "the election does not come: it is written less and less often"
+    await world.clock.sleep(AGAIN_S)
+    assert await announced() == 3
+    for written in range(4, 10):
+        await world.clock.sleep(MOST_S)
+        assert await announced() == written
+    world.announce(())
+    assert await announced() == 10, "it was over: this is another hand-over"
 
 
 async def test_who_asks_while_it_is_written_waits_for_the_same() -> None:
