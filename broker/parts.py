@@ -129,7 +129,9 @@ def _trace(tracing: Tracing, registry: PartRegistry, partitions: PartitionParts)
 def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> ServerParts:
     metrics = _metrics(base, partitions)
     quorum = QuorumView(base.controller)
-    brokers = BrokerRoutes(base.controller, lambda replica_set: _removed_wal(base, replica_set))
+    brokers = BrokerRoutes(
+        base.controller, lambda replica_set: _removed_wal(base, replica_set), partitions.hand_overs.prepare
+    )
     kept = base.settings.kafka.slow_requests
     slow = SlowRequests(kept) if kept else None
     explain = ExplainRoutes(_explained(base, partitions, slow))

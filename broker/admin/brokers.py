@@ -13,9 +13,10 @@ Any broker accepts the requests. Entry: `BrokerRoutes.routes`; `BrokerRoutes.rem
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -49,9 +50,13 @@ async def fence_abandoned(wal: RemovedWal, broker_id: int, master_epoch: int) ->
 class BrokerRoutes:
     """The handlers."""
 
-    def __init__(self, controller: ControllerClient, removed_wal: OpenRemovedWal) -> None:
+    def __init__(
+        self, controller: ControllerClient, removed_wal: OpenRemovedWal, prepare: Callable[[int], Awaitable[None]]
+    ) -> None:
+        """`prepare` is called with a replica set that another broker is about to lead, and never fails."""
         self._controller = controller
         self._removed_wal = removed_wal
+        self._prepare = prepare
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to the admin HTTP server."""
@@ -90,6 +95,9 @@ class BrokerRoutes:
     async def _drain(self, request: web.Request) -> web.Response:
         broker_id = _id(request)
         mode = DrainMode.NONE if flag(request, "cancel") else DrainMode.OPERATOR
+        if mode is DrainMode.OPERATOR:  # the partitions of its home set move, one by one
+            led = (each.id for each in led_sets(self._controller.image, broker_id) if each.id != broker_id)
+            await asyncio.gather(*map(self._prepare, led))
         await self._controller.drain_broker(broker_id, mode)
         return json_answer({"status": mode.name.lower(), "id": broker_id})
 

@@ -153,6 +153,8 @@ class ReplicaSetRoutes:
                 hint=f"`tidelog replica-set add-member {record.id} --broker B` names the other one; or lower its"
                 f" total_replicas: `tidelog replica-set set-policy {record.id} --total-replicas {len(left)}`",
             )
+        if broker == record.master:
+            await self._prepare(record.id)
         if broker in record.sync_state_set:
             await self._controller.replica_sets.retire_replica(record.id, broker)
         else:

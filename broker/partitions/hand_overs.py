@@ -4,8 +4,8 @@ An election ends a master's term where it is, and the next one scans what lies b
 the partitions (`tidelog.broker.partitions.checkpoints`). That an election will come is known before it in two cases,
 and not to the master itself in either:
 
-- An operator or a client wants another master, and has asked any broker (`prepare`). That broker asks the master, by
-  the method `prepare_hand_over` between brokers.
+- An operator or a client wants another master, by an election, a drain or the removal of a member, and has asked any
+  broker (`prepare`). That broker asks the master, by the method `prepare_hand_over` between brokers.
 - The active controller will elect the preferred master. It tells the present one with its answers to heartbeats, for
   the last seconds before (`tidelog.controller.active.masters`).
 

@@ -13,6 +13,7 @@ from aiohttp.test_utils import make_mocked_request
 from tests.controller.controller_helpers import Driver, until
 from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.losses import LossRoutes
+from tidelog.broker.kafka.services import nothing_to_prepare
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.records import DrainMode
 from tidelog.runtime.clock import SystemClock
@@ -83,7 +84,7 @@ class World:
     async def ask(self, path: str) -> dict[str, Any]:
         controller = cast("Any", self)
         routes = [
-            *BrokerRoutes(controller, self.removed).routes(),
+            *BrokerRoutes(controller, self.removed, nothing_to_prepare).routes(),
             *LossRoutes(controller, self.store, cast("Any", None), self.removed).routes(),
         ]
         (handler,) = (cast("Any", each).handler for each in routes if each.path == path.partition("?")[0])

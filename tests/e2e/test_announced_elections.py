@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ PARTITIONS = 24
 TOPIC = "handed"
 WRITTEN = "checkpoints are written before another broker leads the replica set"
 SCANNED = re.compile(r"opened after an unclean stop .*batches_scanned=(\d+)")
+End = Callable[[HotCluster], None]
+"""Ends what broker 102 leads of the set of broker 101."""
 REST = 7
 """Batches behind a checkpoint that is not worth another one: fewer than `_WORTH_A_CHECKPOINT_BATCHES`."""
 
@@ -53,7 +55,19 @@ def scanned(hot: HotCluster, broker: int) -> int:
     return sum(map(int, SCANNED.findall(said(hot, broker))))
 
 
-def test_whichever_broker_is_asked_for_an_election_the_master_prepares_it(hot: HotCluster) -> None:
+def prefer(hot: HotCluster) -> None:
+    """As a client does."""
+    admin = AdminClient({"bootstrap.servers": hot.address(103), "allow.auto.create.topics": False})
+    admin.elect_leaders(ElectionType.PREFERRED, None).result(30)  # of all that are not led by their preferred one
+
+
+def drain(hot: HotCluster) -> None:
+    """As an operator does."""
+    tidelog_json(hot.address(103), "broker", "drain", "102")
+
+
+@pytest.mark.parametrize("ends", [prefer, drain])
+def test_whichever_broker_is_asked_the_master_prepares_its_end(hot: HotCluster, ends: End) -> None:
     assert WRITTEN not in said(hot, 101)
     found = tidelog_json(hot.address(103), "replica-set", "elect", "101", "--broker", "102")
     assert found["master"] == 102
@@ -64,8 +78,7 @@ def test_whichever_broker_is_asked_for_an_election_the_master_prepares_it(hot: H
 
     with PartitionLoad(hot.bootstrap, TOPIC, PARTITIONS) as load:
         load.wait_grown(25)
-    admin = AdminClient({"bootstrap.servers": hot.address(103), "allow.auto.create.topics": False})
-    admin.elect_leaders(ElectionType.PREFERRED, None).result(30)  # of all that are not led by their preferred one
+    ends(hot)
     wait_opened(hot, 101)
     assert f"{WRITTEN} replica_set=101" in said(hot, 102)
     assert scanned(hot, 101) <= REST * PARTITIONS // 3

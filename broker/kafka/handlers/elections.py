@@ -13,6 +13,7 @@ preferred leader is the target's. Unclean elections are an operator's alone (`ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 
 from tidelog.broker.kafka.handlers.admin_errors import (
@@ -150,7 +151,9 @@ class _PreferredElections:
         if record.master == preferred and image.master_of(replica_set) is not None:
             raise ElectionNotNeeded(f"replica set {replica_set} is led by its preferred master {preferred}")
         if record.master != NO_BROKER:  # else an election is under way
-            await self._prepare(replica_set)
+            with contextlib.suppress(TimeoutError):  # the rest of the time is the election's
+                async with asyncio.timeout(self._left_s() / 2):
+                    await self._prepare(replica_set)
             try:
                 await self._controller.replica_sets.begin_election(
                     replica_set, record.master_epoch, "a client wants the preferred master", designated=preferred
@@ -167,6 +170,9 @@ class _PreferredElections:
                 hint=f"`tidelog replica-set describe {replica_set}` shows its replicas; retry",
             )
 
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - self._clock.monotonic())
+
     async def _wait_elected(self, replica_set: int) -> int:
         """Return the master of a replica set once it has one; -1 at the end of the request's time."""
         image = self._controller.image
@@ -180,7 +186,7 @@ class _PreferredElections:
         remove = self._controller.subscribe(changed)
         try:
             changed(None)
-            async with asyncio.timeout(max(0.0, self._deadline - self._clock.monotonic())):
+            async with asyncio.timeout(self._left_s()):
                 await ended.wait()
         except TimeoutError:
             return NO_BROKER
