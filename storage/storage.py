@@ -517,7 +517,9 @@ class Storage:
 
     # -- reads
 
-    def read_hot(self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry] | None:
+    def read_hot(
+        self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry] | None:
         """As `read`, from memory alone (log cache and block cache); None when that does not suffice.
 
         Raises `Closed`, `CorruptData`.
@@ -532,25 +534,29 @@ class Storage:
         records = stream_log.read(start_offset, end_offset, max_bytes)
         if records is None and start_offset < stream_log.cache_start:
             cold_end = min(end_offset, stream_log.cache_start)
-            return self._reader.read_cached(stream_id, start_offset, cold_end, max_bytes)
+            return self._reader.read_cached(stream_id, start_offset, cold_end, max_bytes, is_urgent=is_urgent)
         return records
 
-    async def read(self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry]:
+    async def read(
+        self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry]:
         """Return whole appends, contiguous, from the one that contains `start_offset`: one, then up to `max_bytes`.
 
         None begins at or after `end_offset`, which must not exceed the next offset; the caller keeps it at or below
-        the confirmed end (rule 2). Empty only if `start_offset >= end_offset`. Raises `OffsetTrimmed`, `CorruptData`,
-        `StreamQuarantined`, `Unavailable`, `Closed`.
+        the confirmed end (rule 2). Empty only if `start_offset >= end_offset`. `is_urgent`: see `BlockReader.read`.
+
+        Raises `OffsetTrimmed`, `CorruptData`, `StreamQuarantined`, `Unavailable`, `Closed`.
         """
         backoff = Backoff(0.05, 2.0, self._rng)
         for _ in range(_HOLE_RETRIES):
-            records = self.read_hot(stream_id, start_offset, end_offset, max_bytes)
+            records = self.read_hot(stream_id, start_offset, end_offset, max_bytes, is_urgent=is_urgent)
             if records is not None:
                 return records
             stream_log = self._logs[stream_id]
             self._check_readable(stream_log, start_offset, end_offset)
             cold_end = stream_log.committed_end if stream_log.fate is Fate.QUARANTINE else stream_log.cache_start
-            records = await self._reader.read(stream_id, start_offset, min(end_offset, cold_end), max_bytes)
+            cold_end = min(end_offset, cold_end)
+            records = await self._reader.read(stream_id, start_offset, cold_end, max_bytes, is_urgent=is_urgent)
             if records:
                 return records
             await self._clock.sleep(backoff.next_delay_s())

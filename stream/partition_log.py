@@ -246,6 +246,7 @@ class PartitionLog:
         """
         try:
             meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
+            meta.is_opening = data.is_opening = time.is_opening = txn.is_opening = True
             for stream_id, records in (tails or {}).items():
                 storage.warm(stream_id, records)
             state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
@@ -260,6 +261,7 @@ class PartitionLog:
             for opened in streams:
                 storage.close_stream(opened.stream_id)
             raise
+        meta.is_opening = data.is_opening = time.is_opening = txn.is_opening = False
         log.batches_scanned = scanned
         return log
 

@@ -67,6 +67,8 @@ from tidelog.stream.txn_index import AbortedTxn
 logger = logging.getLogger(__name__)
 
 _SCAN_BYTES = 1 << 20
+_SCANNED_AT_ONCE = 64
+"""Batches replayed per iteration of the event loop: about 2 ms, and other partitions are scanned beside this one."""
 _T = TypeVar("_T")
 
 
@@ -342,6 +344,8 @@ async def _scan(state: PartitionState, config: LogConfig, now_ms: int) -> int:
             _replay(state, record, config, now_ms, last_aborted)
             at = record.base_offset + record.count
             scanned += 1
+            if scanned % _SCANNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
     await state.time.forget_flushed()
     state.producers.confirmed(confirmed_end(state))
     return scanned

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 class Stream:
     """An append-only sequence with int64 offsets, opened by this process."""
 
-    __slots__ = ("_manager", "_storage", "epoch", "is_released", "next_offset", "start_offset", "stream_id")
+    __slots__ = (
+        "_manager",
+        "_storage",
+        "epoch",
+        "is_opening",
+        "is_released",
+        "next_offset",
+        "start_offset",
+        "stream_id",
+    )
 
     def __init__(
         self,
@@ -47,6 +56,8 @@ class Stream:
         """Offset of the next append."""
         self.is_released = is_released
         """At opening: the stream was released from quarantine at this end, and nothing was appended since."""
+        self.is_opening = False
+        """Its partition is being opened, and its clients wait for that: reads do not wait for their turn."""
 
     @classmethod
     def open(cls, opened: OpenedStream, storage: Storage, manager: StreamManager) -> Stream:
@@ -87,7 +98,7 @@ class Stream:
 
         Raises `CorruptData`, `Unavailable`, `OffsetTrimmed`.
         """
-        return await self._storage.read(self.stream_id, start_offset, end_offset, max_bytes)
+        return await self._storage.read(self.stream_id, start_offset, end_offset, max_bytes, is_urgent=self.is_opening)
 
     def tail(self, max_bytes: int) -> list[StreamEntry]:
         """Return the newest records in memory that fit into `max_bytes`, in order; they may be unconfirmed."""

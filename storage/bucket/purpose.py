@@ -17,7 +17,7 @@ class Purpose(Enum):
     WAL = "wal"
     """Write-ahead log objects: a producer waits for each."""
     TAIL = "tail"
-    """Reads near the end of a log, for a waiting consumer."""
+    """Reads near the end of a log, for a waiting consumer, and those of a partition that is being opened."""
     UPLOAD = "upload"
     """From the log cache to the bucket: when uploads stop, producers soon have to stop too."""
     COLD = "cold"

@@ -23,7 +23,7 @@ class Level(IntEnum):
     """The urgency of a GET."""
 
     TAIL = 0
-    """A reader near the end of its stream waits for it."""
+    """A reader near the end of its stream waits for it, or a partition that is being opened."""
     DEMAND = 1
     """A reader waits for it."""
     AHEAD = 2

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -150,9 +151,14 @@ class BlockReader:
 
     # -- reading
 
-    async def read(self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry]:
+    async def read(
+        self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry]:
         """Return records from the one that contains `start_offset`: at least one, then up to `max_bytes`, all before
         `end_offset`. Empty when no object holds `start_offset`. A read ends where a branch's own offsets begin.
+
+        `is_urgent`: a partition cannot be used before it is read. Such reads neither wait for a slice of the loop nor
+        for CPU time that producers need, wherever their data are; what is read is little, so the caller bounds it.
 
         Raises `CorruptData` (`MissingObject`, `TruncatedObject`), `Closed`, `Unavailable` (of the bucket, or because no
         controller can say whether the local metadata is current).
@@ -162,7 +168,7 @@ class BlockReader:
         stream_id, end_offset = self._objects.resolve(asked, start_offset, end_offset)
         for attempt in range(_ATTEMPTS):
             try:
-                records = await self._read(stream_id, start_offset, end_offset, max_bytes)
+                records = await self._read(stream_id, start_offset, end_offset, max_bytes, is_urgent=is_urgent)
                 return records if stream_id == asked else _cut_hole(records, end_offset)
             except ObjectNotFound as error:
                 fields = {"stream": stream_id, "error": str(error)}
@@ -188,26 +194,29 @@ class BlockReader:
             self.damage.note_whole(one.object_id, key, damage)
         return damage
 
-    async def _read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
+    async def _read(
+        self, stream_id: int, start: int, end: int, max_bytes: int, *, is_urgent: bool
+    ) -> list[StreamEntry]:
         reader = self._ahead.take(stream_id, start)
         throttle: ColdThrottle | None = None
         records: list[StreamEntry] = []
         size = 0
         try:
-            found = await self._locate(stream_id, start, end, max_bytes, Level.DEMAND)
-            if not found.is_tail:
+            level = Level.TAIL if is_urgent else Level.DEMAND
+            found = await self._locate(stream_id, start, end, max_bytes, level)
+            if not found.is_tail and not is_urgent:
                 await self._throttle.take(max_bytes, is_replay=reader.is_sequential)
                 throttle = self._throttle
             lost = any(reader.expects(ref.entry.start_offset) and not self._fetcher.is_here(ref) for ref in found.refs)
-            flights = self._fetcher.fetch(found.refs, Level.TAIL if found.is_tail else Level.DEMAND)
+            flights = self._fetcher.fetch(found.refs, Level.TAIL if found.is_tail else level)
             waited = any(not isinstance(flight, Block) for flight in flights)
             self._ahead.adapt(reader, waited=waited, lost=lost)
             if found.refs:
                 self._top_up(reader, stream_id, found.refs[-1].entry.end_offset, end)
             blocks = await _arrived(flights)
-            await self._turns.take()
-            with self._throttle.measured():
-                size = _take_all(blocks, start, end, max_bytes, records)
+            if not is_urgent:
+                await self._turns.take()
+            size = self._take(blocks, (start, end), max_bytes, records, is_urgent=is_urgent)
         except BaseException:
             self._ahead.drop(reader)
             raise
@@ -218,13 +227,13 @@ class BlockReader:
         return records
 
     def read_cached(
-        self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int
+        self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int, *, is_urgent: bool = False
     ) -> list[StreamEntry] | None:
         """As `read`, without waiting; None unless all or much of it is cached, and a slice may be taken now.
 
         Raises `CorruptData`.
         """
-        if self._fetcher.closed or not self._turns.is_free:
+        if self._fetcher.closed or not (is_urgent or self._turns.is_free):
             return None  # `read` waits for its slice
         asked = stream_id
         stream_id, end_offset = self._objects.resolve(asked, start_offset, end_offset)
@@ -235,19 +244,33 @@ class BlockReader:
             return None
         if not complete and sum(ref.entry.length for ref in found.refs[: len(blocks)]) * 2 < max_bytes:
             return None
-        if not found.is_tail and not self._throttle.try_take(max_bytes):
+        is_paced = not (found.is_tail or is_urgent)
+        if is_paced and not self._throttle.try_take(max_bytes):
             return None
-        self._turns.try_take()
+        if not is_urgent:
+            self._turns.try_take()
         reader = self._ahead.take(stream_id, start_offset)
         self._ahead.adapt(reader, waited=False, lost=False)
         self._top_up(reader, stream_id, found.refs[len(blocks) - 1].entry.end_offset, end_offset)
         records: list[StreamEntry] = []
-        with self._throttle.measured():
-            size = _take_all(blocks, start_offset, end_offset, max_bytes, records)
-        if not found.is_tail:
+        size = self._take(blocks, (start_offset, end_offset), max_bytes, records, is_urgent=is_urgent)
+        if is_paced:
             self._throttle.settle(max_bytes, size)
         self._leave(reader, stream_id, found.refs, records)
         return records if stream_id == asked else _cut_hole(records, end_offset)
+
+    def _take(
+        self,
+        blocks: Sequence[Block],
+        offsets: tuple[int, int],
+        max_bytes: int,
+        records: list[StreamEntry],
+        *,
+        is_urgent: bool,
+    ) -> int:
+        """As `_take_all`, charged to the cold lane unless it is urgent."""
+        with nullcontext() if is_urgent else self._throttle.measured():
+            return _take_all(blocks, *offsets, max_bytes, records)
 
     async def gather(self, ranges: Iterable[StreamRange], max_bytes: int) -> None:
         """Fetch the blocks of committed ranges into the cache, neighbours by one GET, and return when they are there.
@@ -274,7 +297,7 @@ class BlockReader:
                     left -= ref.entry.length
         if not self._fetcher.closed:
             wanted = [refs[each] for each in sorted(refs)]
-            for flight in self._fetcher.fetch(wanted, Level.DEMAND, gap_bytes=_GATHER_GAP_BYTES):
+            for flight in self._fetcher.fetch(wanted, Level.TAIL, gap_bytes=_GATHER_GAP_BYTES):
                 if not isinstance(flight, Block):
                     await asyncio.shield(flight)
 
@@ -284,7 +307,7 @@ class BlockReader:
         start = one.start_offset
         while start < one.end_offset and max_bytes > 0:
             stream_id, end = self._objects.resolve(one.stream_id, start, one.end_offset)
-            found = await self._locate(stream_id, start, end, max_bytes, Level.DEMAND)
+            found = await self._locate(stream_id, start, end, max_bytes, Level.TAIL)
             if not found.refs:
                 break
             refs += found.refs

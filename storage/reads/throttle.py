@@ -23,7 +23,9 @@ pressed, or doubles with each in which there is nothing to protect, until it lim
 Which reads wait: reads of replays proceed in order, each when the reads before it are paid for. A reader's first read,
 such as a look-up by timestamp, does not join that queue, and may leave a debt of `FIRST_READS_S`: it waits only when
 there are very many first reads. Reads in the newest object of a stream never wait, and their slices are not charged: a
-lagging consumer must not lag further. The first in the queue never waits longer than `MAX_WAIT_S`.
+lagging consumer must not lag further. Nor do urgent ones, of partitions that are being opened: after a broker's death
+there are very many at once, on a machine that the election presses, and producers wait for them. The first in the queue
+never waits longer than `MAX_WAIT_S`.
 
 `ColdShare` is the arithmetic, sans-IO; `ColdThrottle` measures and makes readers wait. Entry: `ColdThrottle`.
 """

@@ -8,6 +8,8 @@ the last one. An iteration of an idle loop takes microseconds, which costs a rep
 takes as long as the work of the producers that it serves, and they get that many per slice. Waiting reads are served
 in order.
 
+Reads of partitions that are being opened take no turn: producers wait for all of them.
+
 Entry: `ColdTurns`.
 """
 

@@ -413,7 +413,8 @@ async def test_the_price_of_a_read_follows_what_reads_cost() -> None:
         assert await world.replay(5.0) == pytest.approx(before, rel=0.2)
 
 
-async def test_a_block_reader_waits_with_history_but_not_with_the_newest_object() -> None:
+async def pressed_bucket() -> tuple[Bucket, BlockReader]:
+    """Three objects with a stream, and a reader on a machine that is known to be pressed."""
     bucket = Bucket()
     for seed in range(3):
         await bucket.add({1: [16 * KIB] * 256}, seed=seed)
@@ -429,10 +430,32 @@ async def test_a_block_reader_waits_with_history_but_not_with_the_newest_object(
         throttle=throttle,
     )
     throttle.try_take(1)
-    for _ in range(8):  # the machine is known to be pressed
+    for _ in range(8):
         bucket.clock.now_s += WINDOW_S
         throttle.try_take(1)
     assert throttle.is_bound
+    return bucket, reader
+
+
+async def test_what_a_partition_needs_to_open_waits_for_nobody_and_nobody_waits_for_it() -> None:
+    bucket, reader = await pressed_bucket()
+    end, began = bucket.end(1), bucket.clock.now_s
+    for _ in range(2):  # from the bucket, and from the cache
+        offset = 0
+        while offset < end:
+            records = reader.read_cached(1, offset, end, 128 * KIB, is_urgent=True)
+            if records is None:
+                records = await reader.read(1, offset, end, 128 * KIB, is_urgent=True)
+            offset = records[-1].base_offset + records[-1].count
+    assert bucket.clock.now_s == began, "12 MiB twice, on a pressed machine"
+    stats = reader.stats()
+    assert (stats["cold_throttle_waits"], stats["cold_turn_waits"]) == (0, 0)
+    assert reader.read_cached(1, 0, end, 1) is not None, "a turn was not taken either"
+    await reader.close()
+
+
+async def test_a_block_reader_waits_with_history_but_not_with_the_newest_object() -> None:
+    bucket, reader = await pressed_bucket()
     newest = bucket.objects.slices[1][-1].start_offset
     end, offset, started, tail_began = bucket.end(1), 0, bucket.clock.now_s, 0.0
     got = []

@@ -76,17 +76,24 @@ async def test_a_clean_open_reads_the_meta_stream_only() -> None:
     await log.close()
     process = Process(world, clock)
     read: list[int] = []
+    urgent: list[bool] = []
     original = process.storage.read
 
-    async def watched(stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
+    async def watched(
+        stream_id: int, start: int, end: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry]:
+        urgent.append(is_urgent)
         read.append(stream_id)
         return await original(stream_id, start, end, max_bytes)
 
     process.storage.read = watched  # type: ignore[method-assign]
     log = await process.open(SMALL)
     assert set(read) == {META}
+    assert set(urgent) == {True}, "clients wait for the partition"
     assert facts(log) == before
+    urgent.clear()
     await timestamps_are_found(log)
+    assert set(urgent) == {False}, "it is open"
 
 
 @sync
@@ -168,7 +175,10 @@ async def test_an_unclean_open_scans_only_from_the_last_checkpoint() -> None:
     starts: list[int] = []
     original = process.storage.read
 
-    async def watched(stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
+    async def watched(
+        stream_id: int, start: int, end: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry]:
+        assert is_urgent, "clients wait for the partition"
         if stream_id == DATA:
             starts.append(start)
         return await original(stream_id, start, end, max_bytes)
@@ -232,7 +242,10 @@ async def reopened(world: FakeWorld, clock: FakeClock, config: LogConfig) -> tup
     starts: list[int] = []
     original = process.storage.read
 
-    async def watched(stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
+    async def watched(
+        stream_id: int, start: int, end: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry]:
+        assert is_urgent, "clients wait for the partition"
         if stream_id == DATA:
             starts.append(start)
         return await original(stream_id, start, end, max_bytes)

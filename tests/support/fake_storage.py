@@ -157,7 +157,9 @@ class FakeStorage:
     def read_hot(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry] | None:
         return self._find(stream_id, start, end, max_bytes) if self.hot else None
 
-    async def read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
+    async def read(
+        self, stream_id: int, start: int, end: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry]:
         await asyncio.sleep(0)
         self.reads += 1
         return self._find(stream_id, start, end, max_bytes)
