@@ -689,12 +689,14 @@ class PartitionLog:
         aborted = self._state.txn.lookup_hot(offset, _end(found))
         return None if aborted is None else result._replace(aborted=_pairs(aborted))
 
-    async def read(self, offset: int, max_bytes: int, *, committed: bool, minimum_one: bool = True) -> FetchResult:
+    async def read(
+        self, offset: int, max_bytes: int, *, committed: bool, minimum_one: bool = True, is_urgent: bool = False
+    ) -> FetchResult:
         """Return whole batches from the one that contains `offset`, up to `max_bytes` and the isolation level's bound.
 
         What log compaction removed is passed over: they may begin after `offset`. The first batch is returned even if
-        it is larger than `max_bytes`, unless `minimum_one` is off. Empty at the bound. Raises `OffsetOutOfRange`,
-        `Closed`, `CorruptData`, `Unavailable`.
+        it is larger than `max_bytes`, unless `minimum_one` is off. Empty at the bound. `is_urgent`: as
+        `BlockReader.read` has it. Raises `OffsetOutOfRange`, `Closed`, `CorruptData`, `Unavailable`.
         """
         bound = self._read_bound(offset, committed=committed)
         if offset >= bound:
@@ -702,7 +704,7 @@ class PartitionLog:
         at = offset
         while True:
             try:
-                found = await self._state.data.read(at, bound, max_bytes)
+                found = await self._state.data.read(at, bound, max_bytes, is_urgent=is_urgent)
             except OffsetTrimmed as error:  # trimmed by retention during the read
                 raise OffsetOutOfRange(error.message) from error
             result = _fetched(found, [])

@@ -93,12 +93,17 @@ class Stream:
         """As `read`, from memory and without waiting; None if not all of it is in memory."""
         return self._storage.read_hot(self.stream_id, start_offset, end_offset, max_bytes)
 
-    async def read(self, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry]:
+    async def read(
+        self, start_offset: int, end_offset: int, max_bytes: int, *, is_urgent: bool = False
+    ) -> list[StreamEntry]:
         """Return whole appends from the one that contains `start_offset`, at least one, none at or past `end_offset`.
+
+        `is_urgent`, or while its partition is being opened: as `BlockReader.read` has it.
 
         Raises `CorruptData`, `Unavailable`, `OffsetTrimmed`.
         """
-        return await self._storage.read(self.stream_id, start_offset, end_offset, max_bytes, is_urgent=self.is_opening)
+        is_urgent = is_urgent or self.is_opening
+        return await self._storage.read(self.stream_id, start_offset, end_offset, max_bytes, is_urgent=is_urgent)
 
     def tail(self, max_bytes: int) -> list[StreamEntry]:
         """Return the newest records in memory that fit into `max_bytes`, in order; they may be unconfirmed."""

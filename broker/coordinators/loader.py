@@ -9,6 +9,8 @@ coordinator whose store is none they are damage.
 Of plain records that follow each other only the last one of each key is told to the store: it replaces those before,
 and to parse them is most of the work.
 
+Clients wait for it, so it does not wait with reads of history while the broker is busy.
+
 A state that the coordinator before this one has passed on stands for the records before its offset, which are not read.
 
 Entry: `load_store`.
@@ -36,7 +38,8 @@ from tidelog.broker.coordinators.store import KeyValue, StateStore, Transactiona
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import PartitionLog
 
-READ_BYTES = 4 << 20
+READ_BYTES = 512 << 10
+"""Some thousands of records, whose parsing holds up the event loop."""
 
 
 async def load_store(partition_log: PartitionLog, store: StateStore, passed: PassedState | None = None) -> int:
@@ -54,7 +57,7 @@ async def load_store(partition_log: PartitionLog, store: StateStore, passed: Pas
     while offset < end_offset:
         if partition_log.high_watermark <= offset:
             await _confirmed_past(partition_log, offset)
-        fetched = await partition_log.read(offset, READ_BYTES, committed=False)
+        fetched = await partition_log.read(offset, READ_BYTES, committed=False, is_urgent=True)
         before = offset
         plain: dict[bytes, bytes | None] = {}
         for buffer in fetched.records:

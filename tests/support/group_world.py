@@ -188,7 +188,8 @@ class FakeLog:
     async def writable(self) -> None:
         await self._storage.writable()
 
-    async def read(self, offset: int, max_bytes: int, *, committed: bool) -> Any:
+    async def read(self, offset: int, max_bytes: int, *, committed: bool, is_urgent: bool = False) -> Any:
+        assert is_urgent, "clients wait for the coordinator"
         assert not committed
         if self.read_errors:
             raise self.read_errors.pop(0)
