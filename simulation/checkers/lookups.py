@@ -80,18 +80,23 @@ class _Lookups:
                 return
 
     def _check_end(self, op: Op) -> None:
-        """Epochs up to the one asked for end where the next one begins."""
+        """Epochs up to the one asked for end where the next one begins, as far as that was visible before.
+
+        A leader tells the end of its log, and what it has not confirmed there may be lost and written by a later one.
+        """
         if op.offset == UNKNOWN:
             return
         if op.epoch > op.wanted_epoch:
             self._say_end(op, f"epoch {op.epoch}")
         lowest = self._lowest(op)
         for offset, (epoch, proof) in self._epochs.items():
+            if proof.ended_us >= op.began_us:
+                continue
             is_there = offset >= lowest and self._is_there_after(offset, op)
             if epoch > op.wanted_epoch and offset < op.offset and is_there:
                 self._say_end(op, f"the end {op.offset}, behind a record of epoch {epoch} at {offset}", proof)
                 return
-            if epoch <= op.wanted_epoch and offset >= op.offset and proof.ended_us < op.began_us:
+            if epoch <= op.wanted_epoch and offset >= op.offset:
                 self._say_end(op, f"the end {op.offset}, before a record of epoch {epoch} at {offset}", proof)
                 return
 

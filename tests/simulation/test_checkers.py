@@ -342,6 +342,17 @@ def test_of_two_acknowledged_at_one_offset_one_is_lost_whichever_is_read() -> No
         assert [one.message.split("value ")[1].split()[0] for one in lost] == [str(23 - read)]
 
 
+def test_a_leader_may_count_what_it_has_not_confirmed_as_the_end_of_its_epoch() -> None:
+    """It was lost with the leader, and the next one wrote other records there."""
+    for was_read in (False, True):
+        story = Story()
+        if was_read:
+            story.poll(3, (0, 11), (1, 12), epochs=[1, 2])
+        story.op("epoch_end", 2, wanted_epoch=1, epoch=1, offset=3)
+        story.poll(3, (0, 11), (1, 12), epochs=[1, 2])
+        assert [one.rule for one in check(story.history) if one.rule == "epoch-end"] == ["epoch-end"] * was_read
+
+
 def test_the_worst_lag_is_measured() -> None:
     story = Story()
     send = story.send(1, 11, at=0)
