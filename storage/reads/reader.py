@@ -157,8 +157,8 @@ class BlockReader:
         """Return records from the one that contains `start_offset`: at least one, then up to `max_bytes`, all before
         `end_offset`. Empty when no object holds `start_offset`. A read ends where a branch's own offsets begin.
 
-        `is_urgent`: a partition cannot be used before it is read. Such reads neither wait for a slice of the loop nor
-        for CPU time that producers need, wherever their data are; what is read is little, so the caller bounds it.
+        `is_urgent`: a partition, or a coordinator, cannot be used before it is read. Such reads wait neither for a
+        slice of the loop nor for CPU time that producers need, wherever their data are: the caller gives way by itself.
 
         Raises `CorruptData` (`MissingObject`, `TruncatedObject`), `Closed`, `Unavailable` (of the bucket, or because no
         controller can say whether the local metadata is current).
