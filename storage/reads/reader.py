@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -216,7 +216,8 @@ class BlockReader:
             blocks = await _arrived(flights)
             if not is_urgent:
                 await self._turns.take()
-            size = self._take(blocks, (start, end), max_bytes, records, is_urgent=is_urgent)
+            with self._charged(is_urgent=is_urgent):
+                size = _take_all(blocks, start, end, max_bytes, records)
         except BaseException:
             self._ahead.drop(reader)
             raise
@@ -253,24 +254,16 @@ class BlockReader:
         self._ahead.adapt(reader, waited=False, lost=False)
         self._top_up(reader, stream_id, found.refs[len(blocks) - 1].entry.end_offset, end_offset)
         records: list[StreamEntry] = []
-        size = self._take(blocks, (start_offset, end_offset), max_bytes, records, is_urgent=is_urgent)
+        with self._charged(is_urgent=is_urgent):
+            size = _take_all(blocks, start_offset, end_offset, max_bytes, records)
         if is_paced:
             self._throttle.settle(max_bytes, size)
         self._leave(reader, stream_id, found.refs, records)
         return records if stream_id == asked else _cut_hole(records, end_offset)
 
-    def _take(
-        self,
-        blocks: Sequence[Block],
-        offsets: tuple[int, int],
-        max_bytes: int,
-        records: list[StreamEntry],
-        *,
-        is_urgent: bool,
-    ) -> int:
-        """As `_take_all`, charged to the cold lane unless it is urgent."""
-        with nullcontext() if is_urgent else self._throttle.measured():
-            return _take_all(blocks, *offsets, max_bytes, records)
+    def _charged(self, *, is_urgent: bool) -> AbstractContextManager[None]:
+        """Charge the `with` block to the cold lane, unless it is urgent."""
+        return nullcontext() if is_urgent else self._throttle.measured()
 
     async def gather(self, ranges: Iterable[StreamRange], max_bytes: int) -> None:
         """Fetch the blocks of committed ranges into the cache, neighbours by one GET, and return when they are there.
