@@ -22,6 +22,7 @@ from tidelog.broker.objects.compaction_view import ImageView, waiting_object
 from tidelog.broker.objects.manifest_writer import ManifestWriter
 from tidelog.broker.objects.report import describe_damage
 from tidelog.broker.partitions.local_streams import ImageStreams
+from tidelog.broker.partitions.prefetch import FollowerPrefetch
 from tidelog.broker.partitions.read_replicas import FollowedReplicas, ReadReplicas
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.replication.door import ReplicationDoor
@@ -62,6 +63,7 @@ class DataParts:
     """The own replica set's WAL; None: it is one of `hot_sets`."""
     hot_sets: HotSets
     read_replicas: ReadReplicas
+    prefetch: FollowerPrefetch
     door: ReplicationDoor
     """Takes the connections of followers."""
     compactor: Compactor
@@ -98,7 +100,7 @@ def build_data_parts(base: BrokerBase) -> DataParts:
     throttle = ColdThrottle(cache.cold_busy_share, world.clock, world.cpu, appended)
     reader = bucket_reader(base.image().cluster_id, world.store, base.controller, cache, world.clock, throttle=throttle)
     storages, followed, door = MasterStorages(), FollowedReplicas(), ReplicationDoor()
-    reports = StorageReports(storages, reader, base.health)
+    reports = StorageReports(storages, followed, reader, base.health)
     make = _StorageMaker(base, reader, reports)
     single = None if replicated else _single(base, make, storages)
     if single is not None:
@@ -118,12 +120,16 @@ def build_data_parts(base: BrokerBase) -> DataParts:
         rack=kafka.rack,
         enabled=kafka.replica_selector == "rack",
     )
+    prefetch = FollowerPrefetch(
+        base.image, followed, reader, world.clock, base.settings.replication.prefetch_bytes_per_s
+    )
+    base.registry.add_figures("prefetch", prefetch.figures, figures.prefetch_families)
     manifests = ManifestWriter(
         image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
     )
     cleaner = _cleaner(base)
     return DataParts(
-        throttle, reader, storages, reports, single, hot_sets, readable, door, compactor, cleaner, manifests
+        throttle, reader, storages, reports, single, hot_sets, readable, prefetch, door, compactor, cleaner, manifests
     )
 
 

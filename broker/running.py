@@ -53,6 +53,7 @@ class RunningBroker:
         await led.groups.start()
         led.txn.start(servers.producer_ids.next_id)
         data.read_replicas.start()
+        data.prefetch.start()
         await servers.kafka.start()
         data.compactor.start()
         led.log_cleaner.start()
@@ -119,6 +120,7 @@ class RunningBroker:
         await data.compactor.close()
         await data.cleaner.close()
         data.read_replicas.close()
+        await data.prefetch.close()
         uploads = not self._base.failure.happened
         if data.single is not None:
             await data.single.close(max(1.0, deadline - loop.time()), upload=uploads)

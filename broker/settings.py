@@ -216,6 +216,9 @@ class ReplicationSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     """Bound on what a broker reads from its WALs for replicas that are not in sync, per second over all of them. It
     must be more than producers write. 0: none, for the reads give way to producers anyway, and fewer copies are worse
     than a busy disk. Replicas in sync are not bounded by it, nor any while writes are refused."""
+    prefetch_bytes_per_s: Annotated[int, Meta(ge=0)] = 4 * MIB
+    """Bound on what a broker reads of the bucket, per second over all replica sets that it follows, so that their
+    partitions open without it after an election. 0: nothing; then they are read when they open."""
     tls_cert_file: str = ""
     """PEM file with this broker's certificate for connections between brokers (`kafka.peer_port`). With it,
     `tls_key_file` and `tls_ca_file` these have TLS 1.3, and both sides check the other's certificate. Set all three, on

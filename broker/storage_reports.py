@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tidelog.broker.partitions.read_replicas import FollowedReplicas
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.telemetry.figures import STORAGE_COUNTERS
 from tidelog.broker.telemetry.health import HealthMonitor
@@ -23,9 +24,12 @@ _NOT_SUMMED = ("_offset", "_age_seconds")
 class StorageReports:
     """See the module. Used on the event loop's thread."""
 
-    def __init__(self, storages: MasterStorages, reader: BlockReader, health: HealthMonitor) -> None:
+    def __init__(
+        self, storages: MasterStorages, followed: FollowedReplicas, reader: BlockReader, health: HealthMonitor
+    ) -> None:
         """`storages`: before the first one is added."""
         self._storages = storages
+        self._followed = followed
         self._reader = reader
         self._health = health
         self._ended: Counter[str] = Counter()
@@ -71,4 +75,5 @@ class StorageReports:
     @property
     def held_bytes(self) -> int:
         """Return the bytes held by the caches and by cold reads in progress; called every second."""
-        return sum(storage.log_cache_bytes for storage in self._storages.all()) + self._reader.held_bytes
+        led = sum(storage.log_cache_bytes for storage in self._storages.all())
+        return led + self._followed.held_bytes + self._reader.held_bytes

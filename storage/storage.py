@@ -207,7 +207,8 @@ class Storage:
         """Enter the master epoch and start uploading. Raises `CorruptData`, `Fenced`, `WalFailed`."""
         committed = self._objects.committed_wal_offset(self.replica_set_id)
         await meet(self._wal, self.replica_set_id, committed, is_handed=self._handed is not None)
-        self._recovered.discard_before(committed)
+        # Who was elected has every confirmed byte (rule 8), and all that is committed was confirmed.
+        self._recovered.discard_before(committed, -1 if self._handed is None else committed)
         self._planner.restart(committed)
         if self._handed is not None:
             assert self._wal.master_epoch == master_epoch, (self._wal.master_epoch, master_epoch)
@@ -260,7 +261,7 @@ class Storage:
             if stream_log is not None and stream_log.committed_end < stream_log.end_offset:
                 logger.warning("ignoring records of an earlier ownership", extra={"stream": stream_id})
                 stream_log.fate = Fate.DROP
-            stream_log = StreamLog(stream_id, end_offset)
+            stream_log = self._begin_log(stream_id, end_offset, owner_since_epoch)
         stream_log.epoch = epoch
         stream_log.owner_since_epoch = owner_since_epoch
         stream_log.start_offset = max(start_offset, stream_log.start_offset)
@@ -272,6 +273,10 @@ class Storage:
             raise self._quarantined(stream_log)
         stream_log.accepts = True
         return stream_log.end_offset
+
+    def _begin_log(self, stream_id: int, end_offset: int, owner_since_epoch: int) -> StreamLog:
+        """Return a log that ends at the committed end, with what the replica has kept of its newest records."""
+        return self._recovered.take_kept(stream_id, end_offset, owner_since_epoch) or StreamLog(stream_id, end_offset)
 
     def _committed_by_now(self, stream_id: int, end_offset: int, owner_since_epoch: int) -> int:
         """Return the committed end of a stream: our uploads may commit before the answer to the opening arrives."""
@@ -327,7 +332,7 @@ class Storage:
 
     def _adopt(self, stream_id: int, end_offset: int, owner_since_epoch: int) -> None:
         """Adopt an owned stream that is not open, so that its records are uploaded."""
-        stream_log = StreamLog(stream_id, end_offset)
+        stream_log = self._begin_log(stream_id, end_offset, owner_since_epoch)
         stream_log.epoch = self._recovered.newest_epoch(stream_id)
         stream_log.owner_since_epoch = owner_since_epoch
         self._logs[stream_id] = stream_log

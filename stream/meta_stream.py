@@ -59,7 +59,7 @@ class MetaStream:
                 if is_before and record.base_offset >= stop_at:
                     is_before = False
                     stopped()
-                self._apply(_decode(record.payload))
+                self._apply(decode_entries(record.payload))
                 at = record.base_offset + record.count
         if is_before:
             stopped()
@@ -124,7 +124,8 @@ class MetaStream:
         return wal_end
 
 
-def _decode(payload: bytes | memoryview) -> list[_Entry]:
+def decode_entries(payload: bytes | memoryview) -> list[_Entry]:
+    """Return the entries of one append, in order. Raises `CorruptData`."""
     if bytes(payload[:1]) != _VERSION:
         raise CorruptData(f"a meta stream entry has the unknown version {bytes(payload[:1]).hex()}")
     try:

@@ -47,7 +47,7 @@ from tidelog.stream.errors import (
     OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
-from tidelog.stream.log_cleaning import LogCleaning
+from tidelog.stream.log_cleaning import LogCleaning, last_round
 from tidelog.stream.log_config import LogConfig as LogConfig
 from tidelog.stream.managers import StreamManager
 from tidelog.stream.meta_stream import MetaStream
@@ -251,6 +251,7 @@ class PartitionLog:
                 storage.warm(stream_id, records)
             state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
             scanned = await recover(state, config, clock.time_ms(), before_scan)
+            storage.forget_before(data.stream_id, last_round(state).first_dirty)
             state.epochs.assign(led.leader_epoch, data.next_offset)
             state.epochs.truncate_start(state.log_start)
             state.high_watermark = confirmed_end(state)

@@ -20,14 +20,15 @@ is confirmed are replayed beside it up to there.
 Invariant: the result is the state of an uninterrupted process, except that the wall-clock times of appends since the
 checkpoint become the time of recovery.
 
-Entry: `recover`, `confirmed_end`; for what is to be gathered before, `meta_to_read` and `scan_to_read`.
+Entry: `recover`, `confirmed_end`; for what is to be gathered before, `meta_to_read` and `scan_to_read`, and
+`checkpoint_after` for those who have not opened the streams.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -41,7 +42,7 @@ from tidelog.stream.errors import require_version
 from tidelog.stream.leader_epochs import LeaderEpochs
 from tidelog.stream.log_cleaning import cut_rounds
 from tidelog.stream.log_config import LogConfig
-from tidelog.stream.meta_stream import MetaStream
+from tidelog.stream.meta_stream import MetaStream, decode_entries
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_state import (
     ACTIVE,
@@ -151,6 +152,25 @@ def scan_to_read(streams: Sequence[OpenedStream], start_offset: int) -> list[Str
         *_committed(txn, txn.end_offset - 1),
         *_committed(data, start_offset),
     ]
+
+
+def checkpoint_after(entries: Iterable[StreamEntry], known: int) -> int:
+    """Return the data offset from which `recover` scans, after these further appends of the meta stream.
+
+    `known`: the same before them; 0 before the first one. Raises `CorruptData`.
+    """
+    value: bytes | None = None
+    for entry in entries:
+        for key, data in () if entry.is_hole else decode_entries(entry.payload):
+            if key == CHECKPOINT and data is not None:
+                value = data
+    if value is None:
+        return known
+    try:
+        checkpoint = msgspec.msgpack.decode(value, type=Checkpoint)
+    except DECODE_ERRORS as error:
+        raise CorruptData(f"a checkpoint does not parse: {error}") from error
+    return checkpoint.producers_offset if checkpoint.version == PIECES_VERSION else checkpoint.data_offset
 
 
 def _committed(one: OpenedStream, start_offset: int) -> list[StreamRange]:

@@ -83,6 +83,11 @@ class FollowedReplicas:
         """Return the replica of a set."""
         return self._replicas.get(replica_set)
 
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of records that they hold in memory, besides those of a storage."""
+        return sum(replica.tail.cache.bytes for replica in self._replicas.values())
+
     def confirmed(self, replica_set: int, start: int, end: int) -> None:
         """A follower's records between these WAL offsets are confirmed, and here."""
         replica = self._replicas.get(replica_set)

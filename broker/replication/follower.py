@@ -142,7 +142,7 @@ class ReplicaFollower:
 
     def note_committed(self, offset: int) -> None:
         """Everything before this WAL offset is in committed objects, as this broker's own metadata says."""
-        self._tail.note_committed(offset)
+        self._tail.note_committed(offset, self._wal.confirm_offset)
         self._trimmable.set()
 
     def fail(self, error: WalFailed) -> None:

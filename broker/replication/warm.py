@@ -1,11 +1,18 @@
 """`WarmTail`: the records of a follower's WAL that are not in the bucket, in memory, so that promotion reads nothing.
 
-It follows the WAL: records are added as they are recovered and received, dropped as they are committed, and dropped
+It follows the WAL: records are added as they are recovered and received, set apart as they are committed, and dropped
 where the WAL is cut. At the cache's bound the oldest are dropped although they are not committed; then, and after a gap
 (another role wrote the WAL meanwhile), the WAL is read once, when the records are needed (`complete`).
 
-Invariants: it holds exactly the WAL's DATA records from `warm_from` to `end_offset` that end after the committed
-offset; it never holds more than the cache has room for, but one record (rule 12).
+What is committed stays in memory, evictable, while there is room (`RecoveredRecords.kept`): the next master needs the
+records behind the checkpoints, and its consumers the newest ones.
+
+An upload commits a hundred thousand records, if they are small. So they are set apart a few at a time, and with each
+that comes; what is committed and still among the others is found out when a storage starts.
+
+Invariants: it holds the WAL's DATA records from `warm_from` to `end_offset` that end after the committed offset; of
+those before it, it keeps none that is not known to be confirmed; it never holds more than the cache has room for, but
+one record (rule 12).
 
 Entry: `WarmTail`.
 """
@@ -22,6 +29,9 @@ from tidelog.storage.wal.base import ReplicatedWal, WalRecord, WalRecordType
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 4 << 20
+_AT_ONCE, _WITH_EACH = 1000, 8
+"""Records that are set apart when a commit is heard of, and with each that is added: some milliseconds, and twice as
+fast as they can come."""
 
 
 class WarmTail:
@@ -33,11 +43,14 @@ class WarmTail:
         """In which they are charged."""
         self.records = RecoveredRecords(cache)
         """For the storage of a new master, which takes them over (`HotReplica.hand_over`)."""
+        cache.on_empty = self.records.left
         self.committed_offset = committed_offset
         self.warm_from = -1
         """WAL offset from which on nothing is missing; -1 before the first record."""
         self.end_offset = -1
         """WAL offset after the last record that was added; -1 before the first one."""
+        self._confirmed = -1
+        """As in `note_committed`."""
 
     def successor(self) -> WarmTail:
         """Return an empty one for the same WAL, with as much room."""
@@ -48,6 +61,7 @@ class WarmTail:
         if record.offset != self.end_offset:
             self._forget(record.offset)
         self.end_offset = record.end_offset
+        self.records.discard_before(self.committed_offset, self._confirmed, _WITH_EACH)
         if record.type is not WalRecordType.DATA or record.end_offset <= self.committed_offset:
             return
         cost = len(record.payload) + VIEW_RECORD_BYTES
@@ -56,10 +70,14 @@ class WarmTail:
             self.records.discard_before(self.warm_from)
         self.records.add(record)
 
-    def note_committed(self, offset: int) -> None:
-        """Everything before this WAL offset is in committed objects."""
-        self.committed_offset = max(self.committed_offset, offset)
-        self.records.discard_before(self.committed_offset)
+    def note_committed(self, offset: int, confirmed: int = -1) -> None:
+        """Everything before this WAL offset is in committed objects.
+
+        `confirmed`: up to where the records here are known to be those that were confirmed (WAL offset). The others
+        may be some that the master does not have, and are dropped.
+        """
+        self.committed_offset, self._confirmed = max(self.committed_offset, offset), confirmed
+        self.records.discard_before(self.committed_offset, confirmed, _AT_ONCE)
 
     def reconcile(self, wal: ReplicatedWal) -> None:
         """Drop what the WAL does not hold any more, because it was cut or has started over."""
@@ -97,4 +115,6 @@ class WarmTail:
     def _forget(self, offset: int) -> None:
         """Hold nothing; the next record is at `offset`."""
         self.records.discard_from(-1)
+        self.records.forget_kept()
+        self._confirmed = -1
         self.warm_from = self.end_offset = offset

@@ -259,6 +259,19 @@ def log_compaction_families(figures: Mapping[str, float]) -> Iterable[Metric]:
         yield kind(f"tidelog_log_compaction_{name}", f"Log compaction: {name.replace('_', ' ')}", value=value)
 
 
+def prefetch_families(figures: Mapping[str, int]) -> Iterable[Metric]:
+    """`FollowerPrefetch.figures()`: gauges."""
+    yield GaugeMetricFamily(
+        "tidelog_followed_partitions", "Partitions of replica sets that this broker follows", value=figures["followed"]
+    )
+    yield GaugeMetricFamily(
+        "tidelog_followed_partitions_ready", "Those that would open here without the bucket", value=figures["ready"]
+    )
+    yield GaugeMetricFamily(
+        "tidelog_followed_log_cache_bytes", "Bytes of followed WALs in memory", value=figures["log_cache_bytes"]
+    )
+
+
 def orphan_families(figures: Mapping[str, int]) -> Iterable[Metric]:
     """`OrphanCleaner.figures()`: counters."""
     for name, value in figures.items():

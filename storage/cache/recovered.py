@@ -8,15 +8,21 @@ A follower keeps the records that it receives in the same way: it drops what was
 it had to cut (`discard_from`), so when it becomes master nothing has to be read. Each operation costs as much as the
 records that it adds or drops.
 
+What was committed, and is known to be confirmed here, need not be lost to memory: it becomes evictable, in a log for
+each stream (`kept`), with which its storage goes on when the stream is opened. Such a log is contiguous, and it is
+used only if it ends at the committed end and has no record of an earlier ownership: then it holds what the bucket does.
+
 Entry: `RecoveredRecords`.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
 from operator import attrgetter
+from typing import NamedTuple
 
 from tidelog.storage.cache.footprint import footprint, own
 from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog, UnconfirmedRecord
@@ -39,6 +45,14 @@ class _Held:
         self.log: StreamLog | None = None
 
 
+class _KeptRecords(NamedTuple):
+    """Committed records of a stream that are still in memory."""
+
+    log: StreamLog
+    first_epoch: int
+    """Stream epoch of its first record; they do not decrease."""
+
+
 _EPOCH, _WAL_END = attrgetter("epoch"), attrgetter("wal_end")
 _BASE = attrgetter("record.base_offset")
 
@@ -51,6 +65,8 @@ class RecoveredRecords:
         self._held: deque[_Held] = deque()
         self._by_stream: dict[int, deque[_Held]] = {}
         """The same records; no stream has none."""
+        self._kept: dict[int, _KeptRecords] = {}
+        """Others, which are committed."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -73,11 +89,58 @@ class RecoveredRecords:
         self._by_stream.setdefault(held.stream_id, deque()).append(held)
         self._cache.add(footprint(held.record.payload))
 
-    def discard_before(self, wal_offset: int) -> None:
-        """Drop records that end at or before `wal_offset`: they are committed. Call it before a stream is opened."""
-        while self._held and self._held[0].wal_end <= wal_offset:
+    def discard_before(self, wal_offset: int, confirmed: int = -1, limit: int = sys.maxsize) -> None:
+        """Drop records that end at or before `wal_offset`: they are committed. Call it before a stream is opened.
+
+        Those that end at or before `confirmed` are what is committed, and stay in memory while there is room. At most
+        `limit` records, the oldest ones: each takes some 4 µs.
+        """
+        kept: list[CacheEntry] = []
+        while limit > 0 and self._held and self._held[0].wal_end <= wal_offset:
+            limit -= 1
             held = self._held.popleft()
-            self._drop(held, self._by_stream[held.stream_id].popleft())
+            same = self._by_stream[held.stream_id].popleft()
+            if held.wal_end <= confirmed:
+                self._unlist(held, same)
+                kept.append(CacheEntry(held.wal_end, self._keep(held), held.record))
+            else:
+                self._drop(held, same)
+        if kept:
+            self._cache.release(kept)
+
+    def _keep(self, held: _Held) -> StreamLog:
+        base_offset = held.record.base_offset
+        kept = self._kept.get(held.stream_id)
+        if kept is None or kept.log.end_offset != base_offset:
+            kept = self._kept[held.stream_id] = _KeptRecords(StreamLog(held.stream_id, base_offset), held.epoch)
+        kept.log.push(held.record)
+        return kept.log
+
+    def kept(self, stream_id: int, committed_end: int, owner_since_epoch: int) -> StreamLog | None:
+        """Return a log with the newest committed records of a stream, up to its committed end at least; None: no such.
+
+        `owner_since_epoch`: as in the metadata.
+        """
+        found = self._kept.get(stream_id)
+        if found is None or found.log.end_offset < committed_end or found.first_epoch < owner_since_epoch:
+            return None
+        return found.log
+
+    def take_kept(self, stream_id: int, committed_end: int, owner_since_epoch: int) -> StreamLog | None:
+        """As `kept`, for the storage that goes on with the log, which must end at the committed end."""
+        found = self.kept(stream_id, committed_end, owner_since_epoch)
+        self._kept.pop(stream_id, None)
+        return found if found is not None and found.end_offset == committed_end else None
+
+    def left(self, log: StreamLog) -> None:
+        """The last record of a log that is kept was evicted."""
+        found = self._kept.get(log.stream_id)
+        if found is not None and found.log is log:
+            del self._kept[log.stream_id]
+
+    def forget_kept(self) -> None:
+        """Let nothing that is committed be used from memory; the memory is freed in its turn."""
+        self._kept.clear()
 
     def discard_from(self, wal_offset: int) -> None:
         """Drop records that end after `wal_offset`: the WAL was cut there. Call it before a stream is opened."""
@@ -85,10 +148,13 @@ class RecoveredRecords:
             held = self._held.pop()
             self._drop(held, self._by_stream[held.stream_id].pop())
 
-    def _drop(self, held: _Held, same: _Held) -> None:
+    def _unlist(self, held: _Held, same: _Held) -> None:
         assert held is same, "records were discarded after a stream was opened"
         if not self._by_stream[held.stream_id]:
             del self._by_stream[held.stream_id]
+
+    def _drop(self, held: _Held, same: _Held) -> None:
+        self._unlist(held, same)
         self._cache.forget((footprint(held.record.payload),))
 
     def fill(self, stream_log: StreamLog, confirm_offset: int) -> str:

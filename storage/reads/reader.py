@@ -12,7 +12,8 @@ controller that can say so the read fails and is repeated. While the broker is s
 throttled (`tidelog.storage.reads.throttle`).
 
 Many streams that are about to be read, because their partitions open, are gathered first: the blocks of one upload lie
-side by side in its object, so a few GETs bring them all.
+side by side in its object, so a few GETs bring them all. What will be read when another broker dies is gathered before
+that in the same way, as read-ahead (`BlockReader.holds` tells what is here).
 
 Entry: `BlockReader.read`; `BlockReader.read_cached` when it must not wait; `BlockReader.gather`.
 """
@@ -60,6 +61,8 @@ _GATHER_GAP_BYTES = 128 << 10
 not wanted lie between. They take a millisecond; a GET of its own costs as much CPU time alone."""
 _GATHERED_AT_ONCE = 64
 """Ranges that are looked up before the loop serves requests again: some milliseconds."""
+_HELD_BYTES = 1 << 20
+"""`holds` looks up blocks of about so many bytes at once."""
 NO_INDEXES: Final[Mapping[int, ObjectIndex]] = MappingProxyType({})
 
 
@@ -265,12 +268,18 @@ class BlockReader:
         """Charge the `with` block to the cold lane, unless it is urgent."""
         return nullcontext() if is_urgent else self._throttle.measured()
 
-    async def gather(self, ranges: Iterable[StreamRange], max_bytes: int) -> None:
+    async def gather(self, ranges: Iterable[StreamRange], max_bytes: int, *, is_ahead: bool = False) -> int:
         """Fetch the blocks of committed ranges into the cache, neighbours by one GET, and return when they are there.
 
         The first ranges come first; those that make it more than `max_bytes` are left out. So is what cannot be read:
-        it fails, or is tried again, when it is read for itself.
+        it fails, or is tried again, when it is read for itself. With `is_ahead` nobody waits for them yet: they are
+        requested as read-ahead, and not while producers need the CPU time.
+
+        Returns the bytes of the blocks that were not in the cache, at most `max_bytes`.
         """
+        level = Level.AHEAD if is_ahead else Level.TAIL
+        if is_ahead:
+            await self._throttle.take(0, is_replay=True)
         refs: dict[tuple[int, int], BlockRef] = {}
         left = max_bytes
         for number, one in enumerate(ranges, start=1):
@@ -280,7 +289,7 @@ class BlockReader:
                 await asyncio.sleep(0)
             try:
                 self._objects.check_current()
-                found = await self._blocks_of(one, left)
+                found = await self._blocks_of(one, left, level)
             except TidelogError as error:
                 logger.debug("a range is not gathered", extra={"stream": one.stream_id, "error": str(error)})
                 continue
@@ -290,17 +299,32 @@ class BlockReader:
                     left -= ref.entry.length
         if not self._fetcher.closed:
             wanted = [refs[each] for each in sorted(refs)]
-            for flight in self._fetcher.fetch(wanted, Level.TAIL, gap_bytes=_GATHER_GAP_BYTES):
+            for flight in self._fetcher.fetch(wanted, level, gap_bytes=_GATHER_GAP_BYTES):
                 if not isinstance(flight, Block):
                     await asyncio.shield(flight)
+        return max_bytes - left
 
-    async def _blocks_of(self, one: StreamRange, max_bytes: int) -> list[BlockRef]:
+    def holds(self, one: StreamRange) -> bool:
+        """Return whether all of a committed range is in the cache, so that it can be read without the bucket."""
+        start = one.start_offset
+        while start < one.end_offset:
+            stream_id, end = self._objects.resolve(one.stream_id, start, one.end_offset)
+            try:
+                found = self._look_up(stream_id, start, end, _HELD_BYTES)
+            except CorruptData:
+                return False
+            if found.unknown or not found.refs or any(ref.id not in self._fetcher.blocks for ref in found.refs):
+                return False
+            start = min(found.refs[-1].entry.end_offset, end)
+        return True
+
+    async def _blocks_of(self, one: StreamRange, max_bytes: int, level: Level) -> list[BlockRef]:
         """Return the blocks of a range, in however many objects, as far as the metadata have them."""
         refs: list[BlockRef] = []
         start = one.start_offset
         while start < one.end_offset and max_bytes > 0:
             stream_id, end = self._objects.resolve(one.stream_id, start, one.end_offset)
-            found = await self._locate(stream_id, start, end, max_bytes, Level.TAIL)
+            found = await self._locate(stream_id, start, end, max_bytes, level)
             if not found.refs:
                 break
             refs += found.refs

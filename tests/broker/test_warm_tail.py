@@ -21,6 +21,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("append"), st.integers(1, 5)),
         st.tuples(st.just("unseen"), st.integers(1, 2)),
         st.tuples(st.just("commit"), st.integers(0, 100)),
+        st.tuples(st.just("keep"), st.integers(0, 100)),
         st.tuples(st.just("cut"), st.integers(0, 100)),
         st.tuples(st.just("restart"), st.integers(0, 100)),
         st.tuples(st.just("trim"), st.just(0)),
@@ -73,8 +74,8 @@ class FollowedWal:
             return
         boundaries = [wal.start_offset, *(record.end_offset for record in await self.records())]
         offset = boundaries[value * (len(boundaries) - 1) // 100]
-        if kind == "commit":
-            tail.note_committed(offset)
+        if kind in ("commit", "keep"):
+            tail.note_committed(offset, offset if kind == "keep" else -1)
             return
         if kind == "trim":
             await wal.trim(max(wal.start_offset, min(tail.committed_offset, wal.end_offset)))
@@ -102,6 +103,16 @@ class FollowedWal:
         assert len(tail.records) == len(held)
         assert tail.records.oldest_end == (held[0].end_offset if held else -1)
         assert self.cache.bytes <= BOUND
+        committed = [
+            record
+            for record in await self.records()
+            if record.type is WalRecordType.DATA and record.end_offset <= tail.committed_offset
+        ]
+        if committed and (kept := tail.records.kept(1, committed[-1].base_offset + 1, 0)) is not None:
+            found = kept.read(kept.cache_start, kept.end_offset, 1 << 20)
+            assert found is not None
+            bases = [each.base_offset for each in found]
+            assert bases == list(range(bases[0], committed[-1].base_offset + 1))
 
     async def check_complete(self) -> None:
         records = await self.tail.complete(self.wal)
@@ -129,3 +140,21 @@ def test_the_tail_holds_what_the_wal_holds_from_where_it_is_warm(operations: lis
         await followed.check_complete()
 
     asyncio.run(run())
+
+
+def test_a_commit_of_many_small_records_is_taken_in_a_few_at_a_time() -> None:
+    tail = WarmTail(LogCache(1 << 30), 0)
+
+    def add(index: int) -> None:
+        data = memoryview(bytes(36))
+        tail.add(WalRecord(index * 100, index * 100 + 100, WalRecordType.DATA, 1, 7, 1, index, 1, data))
+
+    for index in range(3000):
+        add(index)
+    tail.note_committed(300_000, 300_000)
+    assert 1000 < len(tail.records) < 3000
+    for index in range(3000, 3500):
+        add(index)
+    assert len(tail.records) == 500
+    kept = tail.records.kept(7, 3000, 1)
+    assert kept is not None and (kept.cache_start, kept.end_offset) == (0, 3000)

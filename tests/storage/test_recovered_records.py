@@ -122,3 +122,81 @@ def test_a_stream_that_opens_gets_its_records_in_order() -> None:
     assert (log.cache_start, log.end_offset) == (0, 3)
     assert one.records.unclaimed() == [9]
     assert [entry.wal_end for entry in one.records.settle()] == [100, 300, 500]
+
+
+@given(STEPS, st.integers(0, 40), st.lists(st.integers(0, 5), max_size=20))
+def test_what_is_committed_and_confirmed_is_kept_without_a_gap(
+    steps: list[tuple[str, int]], confirmed: int, evictions: list[int]
+) -> None:
+    """A kept log holds the newest committed records of its stream, as they were received; evicted ones leave it."""
+    cache = LogCache(1 << 30)
+    records = RecoveredRecords(cache)
+    cache.on_empty = records.left
+    received: dict[int, list[tuple[int, int]]] = {stream: [] for stream in range(1, 5)}
+    """WAL index and base offset of what each stream has: the cut ones are gone."""
+    begin = end = evicted = 0
+    for step, argument in steps:
+        if step == "receive":
+            own = received[argument]
+            own.append((end, own[-1][1] + 1 if own else 0))
+            records.add(record(end, argument, own[-1][1]))
+            end += 1
+        elif step == "commit":
+            begin = min(end, begin + argument)
+            records.discard_before(begin * RECORD_BYTES, confirmed * RECORD_BYTES)
+        else:
+            end = max(begin, end - argument)
+            records.discard_from(end * RECORD_BYTES)
+            received = {stream: [each for each in own if each[0] < end] for stream, own in received.items()}
+        if evictions:
+            wanted = evictions.pop() * 100
+            cache.evict(wanted)
+            evicted += wanted
+        for stream, own in received.items():
+            committed = [each for each in own if each[0] < begin]
+            committed_end = committed[-1][1] + 1 if committed else 0
+            log = records.kept(stream, committed_end, 1)
+            assert records.kept(stream, committed_end, 2) is None, "an earlier ownership"
+            if log is None:
+                assert evicted or not committed or committed[-1][0] >= confirmed
+                continue
+            held = log.read(log.cache_start, log.end_offset, 1 << 20)
+            assert held is not None
+            assert log.end_offset == committed_end
+            wanted_records = [each for each in committed if each[0] < confirmed][-len(held) :]
+            assert [(one.base_offset, bytes(one.payload)[:1]) for one in held] == [
+                (base, bytes([at % 251])) for at, base in wanted_records
+            ]
+            assert evicted or len(held) == len([each for each in committed if each[0] < confirmed])
+    cache.evict(1 << 30)
+    assert all(records.kept(stream, own[-1][1] + 1 if own else 0, 1) is None for stream, own in received.items())
+    assert cache.bytes == cache.pending_bytes
+
+
+def test_a_log_that_is_kept_goes_on_when_its_stream_is_opened_at_its_end() -> None:
+    def kept() -> RecoveredRecords:
+        records = RecoveredRecords(LogCache(1 << 30))
+        for at in range(5):
+            records.add(record(at, 7, at))
+        records.discard_before(3 * RECORD_BYTES, 3 * RECORD_BYTES)
+        return records
+
+    records = kept()
+    log = records.take_kept(7, 3, 1)
+    assert log is not None
+    assert records.take_kept(7, 3, 1) is None, "once"
+    log.owner_since_epoch = 1
+    assert not records.fill(log, 1 << 30)
+    assert (log.cache_start, log.committed_end, log.end_offset) == (0, 3, 5)
+    assert kept().take_kept(7, 2, 1) is None, "more was committed than the metadata say"
+    assert kept().take_kept(7, 4, 1) is None, "more was committed than is kept"
+    assert kept().take_kept(7, 3, 2) is None, "another ownership"
+
+
+def test_records_that_do_not_follow_begin_a_log_of_their_own() -> None:
+    records = RecoveredRecords(LogCache(1 << 30))
+    for at, base in enumerate((0, 1, 5, 6)):
+        records.add(record(at, 7, base))
+    records.discard_before(4 * RECORD_BYTES, 4 * RECORD_BYTES)
+    log = records.kept(7, 7, 1)
+    assert log is not None and (log.cache_start, log.end_offset) == (5, 7)

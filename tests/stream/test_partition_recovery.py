@@ -69,6 +69,16 @@ async def filled(world: FakeWorld, clock: FakeClock, batches: int, config: LogCo
 
 
 @sync
+async def test_what_a_round_of_log_compaction_has_cleaned_is_not_served_from_what_a_follower_has_kept() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 60)
+    log.cleaning.finish(40, NOW, log.cleaning.changes(), 0)
+    second = Process(world, clock)
+    await second.open(SMALL)
+    assert second.storage.forgotten == {DATA: 40}
+
+
+@sync
 async def test_a_clean_open_reads_the_meta_stream_only() -> None:
     world, clock = FakeWorld(), FakeClock(NOW)
     log = await filled(world, clock, 60)

@@ -90,6 +90,8 @@ class FakeStorage:
                 self._tails.setdefault(stream_id, []).append(UnconfirmedRecord(record.base_offset, end, wal_end))
         self.opened: set[int] = set()
         self.dropped: set[int] = set()
+        self.forgotten: dict[int, int] = {}
+        """By stream: the offset before which compacted records are read from the bucket."""
 
     def open_stream(self, stream_id: int, epoch: int, start_offset: int, end_offset: int, owner_since: int) -> int:
         assert stream_id not in self.opened
@@ -102,6 +104,9 @@ class FakeStorage:
 
     def close_stream(self, stream_id: int) -> None:
         self.opened.discard(stream_id)
+
+    def forget_before(self, stream_id: int, offset: int) -> None:
+        self.forgotten[stream_id] = offset
 
     def drop_stream(self, stream_id: int) -> None:
         self.dropped.add(stream_id)
