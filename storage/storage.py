@@ -20,7 +20,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidelog.runtime.backoff import Backoff
@@ -576,7 +576,23 @@ class Storage:
 
         As far as `GATHER_BYTES` go, the first ranges first. Never raises a `TidelogError`: the reads do.
         """
-        await self._reader.gather(ranges, GATHER_BYTES)
+        missing = list(self._not_cached(ranges))
+        if missing:
+            await self._reader.gather(missing, GATHER_BYTES)
+
+    def holds(self, ranges: Iterable[StreamRange]) -> bool:
+        """Return whether all of these committed ranges are in memory."""
+        return all(self._reader.holds(each) for each in self._not_cached(ranges))
+
+    def _not_cached(self, ranges: Iterable[StreamRange]) -> Iterator[StreamRange]:
+        """What of these ranges, which end at their streams' committed ends, is not in the log cache."""
+        for one in ranges:
+            # Of a stream that is not open it is not known yet whether it may be used.
+            found = self._logs.get(one.stream_id) or self._recovered.kept(one.stream_id, one.end_offset, -1)
+            if found is None:
+                yield one
+            elif one.start_offset < found.cache_start:
+                yield StreamRange(one.stream_id, one.start_offset, min(one.end_offset, found.cache_start))
 
     def _check_readable(self, stream_log: StreamLog, start_offset: int, end_offset: int) -> None:
         stream_id = stream_log.stream_id

@@ -3,6 +3,7 @@
 First the meta streams, whose ranges are known; then what those say has to be scanned, and the ends of the indexes.
 Until there a log needs nothing but its meta stream, so all that are opened together come to their scans at about the
 same time, and the ranges of up to `WAVE_LOGS` of them make one wave. A log that comes much later makes another one.
+One whose ranges are in memory already, as those of a replica that has followed are, waits for no wave.
 
 A bucket that is slow or away holds up none that needs nothing of it: the requests go on without being awaited, and what
 is missing is read when it is needed.

@@ -464,9 +464,13 @@ class PartitionManager:
         async def before_scan(start_offset: int) -> None:
             nonlocal is_coming
             is_coming = False
+            needed = scan_to_read(streams, start_offset)
+            if self.storages.get(replica_set).holds(needed):
+                gathering.ended()
+                return
             self._gate.release()  # others shall come to their scans, too
             try:
-                await gathering.bring(replica_set, scan_to_read(streams, start_offset))
+                await gathering.bring(replica_set, needed)
             finally:
                 await self._gate.acquire()
 

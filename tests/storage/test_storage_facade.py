@@ -12,6 +12,7 @@ from tests.support.storage_world import CLUSTER, World, until
 from tidelog.runtime.errors import Closed, Fenced, InvalidInput, Overloaded, StorageFailed
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.cache.recovered import RecoveredRecords
+from tidelog.storage.commits import StreamRange
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.inputs import HandedWal, ReplicaSetData
 from tidelog.storage.records import OffsetTrimmed, StreamAppend, StreamEntry, StreamQuarantined
@@ -100,6 +101,26 @@ async def test_what_memory_forgot_is_read_from_the_bucket_and_the_rest_from_memo
         for offset in range(record.base_offset, record.base_offset + record.count):
             (got,) = await world.storage.read(1, offset, offset + 1, 1)
             assert got._replace(payload=bytes(got.payload)) == record
+    await world.storage.close(upload=False)
+
+
+async def test_what_is_in_memory_is_not_gathered() -> None:
+    world = World(size_bytes=10_000, block_bytes=150)
+    await world.boot([1, 2])
+    for _ in range(30):
+        world.append(1, bytes(100))
+        world.append(2, bytes(100))
+    await settle(world)
+    ranges = [StreamRange(stream, 0, world.next_offset(stream)) for stream in (1, 2)]
+    assert world.storage.holds(ranges)
+    await world.storage.gather(ranges)
+    assert world.store.gets == []
+    await evict_all(world)
+    assert not world.storage.holds(ranges)
+    assert not world.storage.holds(ranges[1:])
+    await world.storage.gather(ranges)
+    assert world.store.gets != []
+    assert world.storage.holds(ranges)
     await world.storage.close(upload=False)
 
 
