@@ -112,6 +112,29 @@ async def test_a_dirty_tail_is_cut_and_the_new_masters_bytes_follow(hot: HotSet)
     assert len(back.replica.tail.records) == 45
 
 
+async def test_of_what_is_committed_only_what_is_known_to_be_confirmed_is_kept(hot: HotSet) -> None:
+    old = await hot.start_all()
+    await hot.write(old, 40)
+    await hot.confirmed(old)
+    await hot.same()
+    for broker_id in (2, 3):
+        await hot.kill(broker_id)
+    await hot.write(old, 30)  # what nobody has confirmed
+    await until(lambda: old.wal.durable_offset == old.wal.end_offset)
+    await hot.kill(1)
+    for broker_id in (2, 3):
+        await hot.start(broker_id)
+    new = await hot.elect(3)
+    back = await hot.start(1)
+    await back.replica.follow(hot.target(new)._replace(port=1))  # it is cut off from its master, not from the metadata
+    dirty_end = back.wal.end_offset
+    assert len(back.replica.tail.records) == 70
+    back.replica.note_committed(dirty_end)  # the new master's own records, up to the same WAL offset and beyond
+    kept = back.replica.tail.records.kept(1, 0, -1)
+    assert len(back.replica.tail.records) == 0
+    assert kept is None or kept.end_offset <= 40
+
+
 async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_there(hot: HotSet) -> None:
     master = await hot.start_all()
     await hot.write(master, 50)
