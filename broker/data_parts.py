@@ -123,7 +123,11 @@ def build_data_parts(base: BrokerBase) -> DataParts:
     prefetch = FollowerPrefetch(
         base.image, followed, reader, world.clock, base.settings.replication.prefetch_bytes_per_s
     )
-    base.registry.add_figures("prefetch", prefetch.figures, figures.prefetch_families)
+    base.registry.add_figures(
+        "followed",
+        lambda: {**prefetch.figures(), "log_cache_bytes": followed.held_bytes},
+        figures.followed_families,
+    )
     manifests = ManifestWriter(
         image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
     )

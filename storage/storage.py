@@ -589,10 +589,9 @@ class Storage:
         for one in ranges:
             # Of a stream that is not open it is not known yet whether it may be used.
             found = self._logs.get(one.stream_id) or self._recovered.kept(one.stream_id, one.end_offset, -1)
-            if found is None:
-                yield one
-            elif one.start_offset < found.cache_start:
-                yield StreamRange(one.stream_id, one.start_offset, min(one.end_offset, found.cache_start))
+            missing = one if found is None else found.not_cached(one)
+            if missing is not None:
+                yield missing
 
     def _check_readable(self, stream_log: StreamLog, start_offset: int, end_offset: int) -> None:
         stream_id = stream_log.stream_id

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 4 << 20
 _AT_ONCE, _WITH_EACH = 1000, 8
-"""Records that are set apart when a commit is heard of, and with each that is added: some milliseconds, and twice as
-fast as they can come."""
+"""Records that are set apart when a commit is heard of, and with each that is added: some milliseconds, and eight times
+as fast as they come."""
 
 
 class WarmTail:

@@ -259,8 +259,8 @@ def log_compaction_families(figures: Mapping[str, float]) -> Iterable[Metric]:
         yield kind(f"tidelog_log_compaction_{name}", f"Log compaction: {name.replace('_', ' ')}", value=value)
 
 
-def prefetch_families(figures: Mapping[str, int]) -> Iterable[Metric]:
-    """`FollowerPrefetch.figures()`: gauges."""
+def followed_families(figures: Mapping[str, int]) -> Iterable[Metric]:
+    """`FollowerPrefetch.figures()`, and the bytes of the followed WALs in memory: gauges."""
     yield GaugeMetricFamily(
         "tidelog_followed_partitions", "Partitions of replica sets that this broker follows", value=figures["followed"]
     )

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tidelog.storage.cache.footprint import footprint
+from tidelog.storage.commits import StreamRange
 from tidelog.storage.records import StreamEntry as StreamEntry
 
 _GONE = StreamEntry(0, 0, b"")
@@ -113,6 +114,12 @@ class StreamLog:
     def cache_start(self) -> int:
         """Return the first offset in memory; `end_offset` if there is none."""
         return self._bases[self._head] if self._head < len(self._bases) else self.end_offset
+
+    def not_cached(self, one: StreamRange) -> StreamRange | None:
+        """Return what of a range that ends at or before this log's end is not in memory; None if all of it is."""
+        if one.start_offset >= self.cache_start:
+            return None
+        return StreamRange(one.stream_id, one.start_offset, min(one.end_offset, self.cache_start))
 
     def push(self, record: StreamEntry) -> None:
         """Add the record after the last one."""

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from tests.storage.wal_harness import until
 from tests.support.held import Held
-from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy, TlsHotSet
+from tests.support.hot_replicas import POLICY, SECRET, Broker, HotSet, Proxy, TlsHotSet
 from tests.support.hung_disk import hung_syncs
 from tests.support.loops import BOTH_LOOPS
 from tidelog.broker.replication.connection import connect_wal
@@ -88,7 +88,8 @@ async def test_a_follower_with_an_empty_disk_is_another_replica_and_is_filled(ho
     await until(lambda: {each.wal_id for each in hot.authority.configuration.members} == members)
 
 
-async def test_a_dirty_tail_is_cut_and_the_new_masters_bytes_follow(hot: HotSet) -> None:
+async def elected_beside_a_dirty_tail(hot: HotSet) -> Broker:
+    """Broker 1, which has ended, has 30 records that nobody has confirmed, behind the 40 that all have; 3 leads."""
     old = await hot.start_all()
     await hot.write(old, 40)
     await hot.confirmed(old)
@@ -102,7 +103,11 @@ async def test_a_dirty_tail_is_cut_and_the_new_masters_bytes_follow(hot: HotSet)
     await hot.kill(1)
     for broker_id in (2, 3):
         await hot.start(broker_id)
-    new = await hot.elect(3)
+    return await hot.elect(3)
+
+
+async def test_a_dirty_tail_is_cut_and_the_new_masters_bytes_follow(hot: HotSet) -> None:
+    new = await elected_beside_a_dirty_tail(hot)
     await hot.write(new, 5)
     await hot.confirmed(new)
     back = await hot.start(1)
@@ -113,23 +118,11 @@ async def test_a_dirty_tail_is_cut_and_the_new_masters_bytes_follow(hot: HotSet)
 
 
 async def test_of_what_is_committed_only_what_is_known_to_be_confirmed_is_kept(hot: HotSet) -> None:
-    old = await hot.start_all()
-    await hot.write(old, 40)
-    await hot.confirmed(old)
-    await hot.same()
-    for broker_id in (2, 3):
-        await hot.kill(broker_id)
-    await hot.write(old, 30)  # what nobody has confirmed
-    await until(lambda: old.wal.durable_offset == old.wal.end_offset)
-    await hot.kill(1)
-    for broker_id in (2, 3):
-        await hot.start(broker_id)
-    new = await hot.elect(3)
+    new = await elected_beside_a_dirty_tail(hot)
     back = await hot.start(1)
     await back.replica.follow(hot.target(new)._replace(port=1))  # it is cut off from its master, not from the metadata
-    dirty_end = back.wal.end_offset
     assert len(back.replica.tail.records) == 70
-    back.replica.note_committed(dirty_end)  # the new master's own records, up to the same WAL offset and beyond
+    back.replica.note_committed(back.wal.end_offset)  # the new master's own records, up to the same WAL offset
     kept = back.replica.tail.records.kept(1, 0, -1)
     assert len(back.replica.tail.records) == 0
     assert kept is None or kept.end_offset <= 40

@@ -313,7 +313,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
             }
         ),
         *figures.replica_set_families({}),
-        *figures.prefetch_families({"followed": 3, "ready": 2, "log_cache_bytes": 1}),
+        *figures.followed_families({"followed": 3, "ready": 2, "log_cache_bytes": 1}),
         *health_families({}),
         *figures.image_families(1),
         *figures.lease_families({"count": 0, "oldest": None}),

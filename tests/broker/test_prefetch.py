@@ -48,9 +48,8 @@ class Follower:
         self.controller = DataController()
         for broker in (LEADER, HERE):
             self.controller.register(broker)
-        cache = LogCache(1 << 20)
-        self.records = RecoveredRecords(cache)
-        self.replica = SimpleNamespace(is_following=True, tail=SimpleNamespace(records=self.records, cache=cache))
+        self.records = RecoveredRecords(LogCache(1 << 20))
+        self.replica = SimpleNamespace(is_following=True, tail=SimpleNamespace(records=self.records))
         followed = FollowedReplicas()
         followed.add(LEADER, cast(Any, self.replica))
         self.reader = BlockReader(
@@ -123,11 +122,6 @@ class Follower:
         found = self.reader.read_cached(stream_id, start, end, 1 << 20, is_urgent=True) if start < end else []
         return found is not None and (not found or found[-1].base_offset + 1 == end)
 
-    def figures(self) -> dict[str, int]:
-        """How many partitions are followed, and are ready."""
-        found = self.prefetch.figures()
-        return {name: found[name] for name in ("followed", "ready")}
-
     async def close(self) -> None:
         await self.prefetch.close()
         await self.reader.close()
@@ -154,7 +148,7 @@ async def test_what_lies_behind_checkpoints_is_read_before_it_is_needed_and_the_
     await here.begin()
     await here.upload(written(here))
     await here.passes()
-    assert here.figures() == {"followed": PARTITIONS, "ready": PARTITIONS}
+    assert here.prefetch.figures() == {"followed": PARTITIONS, "ready": PARTITIONS}
     assert all(here.opens_without(each, 20) for each in range(PARTITIONS))
     assert not here.opens_without(0, 0), "what the checkpoint covers is not read"
     gets = len(here.store.gets)
@@ -171,7 +165,7 @@ async def test_a_later_checkpoint_and_later_data_are_read_when_they_are_committe
     await here.upload({first + META: [(1, checkpoint(50))], first + DATA: more})
     await here.passes()
     assert here.opens_without(1, 50)
-    assert here.figures()["ready"] == PARTITIONS
+    assert here.prefetch.figures()["ready"] == PARTITIONS
 
 
 async def test_what_came_with_the_wal_and_is_kept_is_not_read_again(here: Follower) -> None:
@@ -180,7 +174,7 @@ async def test_what_came_with_the_wal_and_is_kept_is_not_read_again(here: Follow
     await here.upload(records)
     here.receive(records)
     await here.passes()
-    assert here.figures() == {"followed": PARTITIONS, "ready": PARTITIONS}
+    assert here.prefetch.figures() == {"followed": PARTITIONS, "ready": PARTITIONS}
     assert here.store.gets == []
 
 
@@ -196,10 +190,10 @@ async def test_a_bucket_that_is_away_makes_none_ready_until_it_is_back(here: Fol
     await here.upload(written(here))
     here.store.fail_gets = 1 << 30
     await here.passes(2 * AGAIN_S)
-    assert here.figures() == {"followed": PARTITIONS, "ready": 0}
+    assert here.prefetch.figures() == {"followed": PARTITIONS, "ready": 0}
     here.store.fail_gets = 0
     await here.passes(2 * AGAIN_S)
-    assert here.figures()["ready"] == PARTITIONS
+    assert here.prefetch.figures()["ready"] == PARTITIONS
 
 
 async def test_what_is_read_is_bounded_and_partitions_with_little_to_scan_come_first() -> None:
@@ -212,7 +206,7 @@ async def test_what_is_read_is_bounded_and_partitions_with_little_to_scan_come_f
     while not here.opens_without(2, 29):
         await here.passes(1.0)
     assert not here.opens_without(0, 20)
-    while here.figures()["ready"] < PARTITIONS:
+    while here.prefetch.figures()["ready"] < PARTITIONS:
         await here.passes(1.0)
     assert here.clock.monotonic() - before >= 21 / 5, "records of all partitions, by records per second"
     await here.close()
@@ -223,13 +217,13 @@ async def test_nothing_is_read_unless_the_replica_follows(here: Follower) -> Non
     await here.upload(written(here))
     here.replica.is_following = False
     await here.passes()
-    assert (here.store.gets, here.figures()["followed"]) == ([], 0)
+    assert (here.store.gets, here.prefetch.figures()["followed"]) == ([], 0)
     here.replica.is_following = True
     await here.passes()
-    assert here.figures()["ready"] == PARTITIONS
+    assert here.prefetch.figures()["ready"] == PARTITIONS
     here.replica.is_following = False
     await here.passes()
-    assert here.figures() == {"followed": 0, "ready": 0}
+    assert here.prefetch.figures() == {"followed": 0, "ready": 0}
 
 
 async def test_a_bound_of_zero_reads_nothing() -> None:
