@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.backends import create_topic, faulty_proxy
 from tests.support.hot_cluster import HotCluster, hot_cluster
 from tests.support.partition_load import PartitionLoad
 from tests.support.s3_servers import S3Server
+from tidelog.broker.coordinators.topic import partition_for
 from tidelog.chaos.faulty_s3 import Fault, FaultyS3
 from tidelog.chaos.serve_cluster import eventually
 
 PARTITIONS = 24
 TOPIC = "without"
 GROUP = "readers"
+TRANSACTIONS = "transactions"
 
 pytestmark = pytest.mark.slow
 
@@ -102,3 +106,37 @@ def test_a_follower_that_came_later_has_read_what_it_has_not_received(
         load.wait_grown(20)
         proxy.fault = lambda seen: None
     assert load.verify(hot.bootstrap) == []
+
+
+def commit_one(producer: Producer, number: int) -> None:
+    producer.begin_transaction()
+    producer.produce(TRANSACTIONS, b"%d" % number, partition=number % PARTITIONS)
+    producer.commit_transaction(60)
+
+
+def test_transactions_go_on_and_the_newest_records_are_read(hot: HotCluster, proxy: FaultyS3[S3Server]) -> None:
+    create_topic(hot.bootstrap, TRANSACTIONS, PARTITIONS)
+    ids = [f"without-{n}" for n in range(9)]
+    producers = [Producer({"bootstrap.servers": hot.bootstrap, "transactional.id": each}) for each in ids]
+    for each in producers:
+        each.init_transactions(60)
+    for number in range(2 * PARTITIONS):
+        commit_one(producers[number % len(ids)], number)
+    eventually(lambda: all(is_ready(hot, broker) for broker in (101, 102, 103)), 60)
+    state = AdminClient({"bootstrap.servers": hot.bootstrap}).list_topics(timeout=30).topics["__transaction_state"]
+    assert 101 in {state.partitions[partition_for(each, len(state.partitions))].leader for each in ids}
+    proxy.fault = lambda seen: Fault(status=503)
+    hot.kill(101)
+    hot.wait_masters([101])
+    for number in range(2 * PARTITIONS, 4 * PARTITIONS):
+        commit_one(producers[number % len(ids)], number)
+    consumer = Consumer({"bootstrap.servers": hot.bootstrap, "group.id": "all", "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(TRANSACTIONS, each, OFFSET_BEGINNING) for each in range(PARTITIONS)])
+    found: set[int] = set()
+    deadline = time.monotonic() + 60
+    while len(found) < 4 * PARTITIONS:
+        assert time.monotonic() < deadline, f"{len(found)} are readable"
+        found |= {int(message.value() or b"-1") for message in consumer.consume(1000, 1.0)}
+    consumer.close()
+    assert found == set(range(4 * PARTITIONS))
+    proxy.fault = lambda seen: None
