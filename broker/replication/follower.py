@@ -88,6 +88,8 @@ class ReplicaFollower:
         self._following: WalFollower | None = None
         self._is_matched = False
         """Whether the WAL is a prefix of the master's, and acknowledgements count."""
+        self._is_tail_true = False
+        """Whether what the WAL knows to be confirmed says so of the tail's records: they are the WAL's."""
         self._inbox: deque[Frame] = deque()
         self._inbox_bytes = 0
         self._arrived = asyncio.Event()
@@ -142,7 +144,10 @@ class ReplicaFollower:
 
     def note_committed(self, offset: int) -> None:
         """Everything before this WAL offset is in committed objects, as this broker's own metadata says."""
-        self._tail.note_committed(offset, self._wal.confirm_offset)
+        if self._is_tail_true:
+            self._tail.note_committed(offset, self._wal.confirm_offset)
+        else:
+            self._tail.committed_offset = max(self._tail.committed_offset, offset)
         self._trimmable.set()
 
     def fail(self, error: WalFailed) -> None:
@@ -207,7 +212,7 @@ class ReplicaFollower:
         """Follow a master until the connection ends, which raises."""
         wal = self._wal
         await wal.promise(target.epoch)
-        self._tail.reconcile(wal)
+        self._reconcile()
         max_body = max(self._limits.link.batch_bytes, 0) + self._limits.max_record_bytes + 4096
         connection = await connect_wal(
             self._world, target, max_body_bytes=max_body, timeout_s=self._limits.connect_timeout_s
@@ -313,8 +318,9 @@ class ReplicaFollower:
             kept_as = f".replaced-{epoch}-{mine.end_offset}" if match.step is Step.REPLACE else ""
             places = {"from": mine.end_offset, "at": match.offset, "epoch": epoch, "suffix": kept_as}
             logger.warning("this replica starts over at its master's first offset", extra=places)
+            self._is_tail_true = False  # to a WAL that has started over, all before its first byte is confirmed
             await wal.restart_at(match.offset, master_epoch=epoch, kept_as=kept_as)
-        tail.reconcile(wal)
+        self._reconcile()
         self._told_readable = wal.confirm_offset
         self._is_matched = True
         self.lost_at = self.failing_since = None
@@ -322,6 +328,12 @@ class ReplicaFollower:
         self._backoff.reset()
         self._acknowledge(wal.durable_offset)
         self._events.following()
+
+    def _reconcile(self) -> None:
+        """Let the tail have the WAL's records alone, after every step that may have changed the WAL."""
+        self._tail.reconcile(self._wal)
+        self._is_tail_true = True
+        self._tail.note_committed(self._tail.committed_offset, self._wal.confirm_offset)
 
     async def _receive(self, following: WalFollower, frame: Records) -> None:
         """Put a frame's records into the WAL, as there is room."""
