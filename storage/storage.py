@@ -207,8 +207,7 @@ class Storage:
         """Enter the master epoch and start uploading. Raises `CorruptData`, `Fenced`, `WalFailed`."""
         committed = self._objects.committed_wal_offset(self.replica_set_id)
         await meet(self._wal, self.replica_set_id, committed, is_handed=self._handed is not None)
-        # Who was elected has every confirmed byte (rule 8), and all that is committed was confirmed.
-        self._recovered.discard_before(committed, -1 if self._handed is None else committed)
+        self._recovered.discard_before(committed)  # a replica has set apart what it keeps of that
         self._planner.restart(committed)
         if self._handed is not None:
             assert self._wal.master_epoch == master_epoch, (self._wal.master_epoch, master_epoch)

@@ -8,7 +8,7 @@ What is committed stays in memory, evictable, while there is room (`RecoveredRec
 records behind the checkpoints, and its consumers the newest ones.
 
 An upload commits a hundred thousand records, if they are small. So they are set apart a few at a time, and with each
-that comes; what is committed and still among the others is found out when a storage starts.
+that comes; what is committed and still among the others is found out when the replica is elected.
 
 Invariants: it holds the WAL's DATA records from `warm_from` to `end_offset` that end after the committed offset; of
 those before it, it keeps none that is not known to be confirmed; it never holds more than the cache has room for, but
@@ -96,9 +96,13 @@ class WarmTail:
     async def complete(self, wal: ReplicatedWal) -> RecoveredRecords:
         """Return all records of the WAL that are not committed; reads it unless they are here, whatever their size.
 
+        Of what is committed only what the WAL knew to be confirmed is kept. Who is elected by an operator's command
+        may lack what was confirmed, and have other bytes there: the new term's confirmations say nothing of these.
+
         All of the WAL must be durable, and nothing may be appended meanwhile. Raises as `ReplicatedWal.read_records`.
         """
         self.reconcile(wal)
+        self.records.discard_before(self.committed_offset, wal.confirm_offset)
         if self.is_complete(wal):
             return self.records
         at = max(self.committed_offset, wal.start_offset)

@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 
 from tests.storage.wal_harness import until
+from tests.support.fake_objects import FakeObjects
 from tests.support.held import Held
 from tests.support.hot_replicas import POLICY, SECRET, Broker, HotSet, Proxy, TlsHotSet
 from tests.support.hung_disk import hung_syncs
@@ -30,9 +31,13 @@ from tidelog.broker.replication.inputs import (
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced, InvalidInput, Unavailable
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.inputs import HandedWal, ReplicaSetData
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, FollowerHello, Frame, Goodbye, GoodbyeCode, Records, Welcome
 from tidelog.storage.replication.pace import BURST_S, CatchUpPace
+from tidelog.storage.settings import StorageSettings
+from tidelog.storage.storage import Storage
 from tidelog.storage.wal.base import WalFailed, WalRecord
 from tidelog.storage.wal.disk.wal import DiskWal
 
@@ -126,6 +131,31 @@ async def test_of_what_is_committed_only_what_is_known_to_be_confirmed_is_kept(h
     await until(lambda: len(back.replica.tail.records) == 0)
     kept = back.replica.tail.records.kept(1, 0, -1)
     assert kept is None or kept.end_offset <= 40
+
+
+async def test_who_is_elected_without_confirmed_bytes_reads_them_of_the_bucket(hot: HotSet) -> None:
+    new = await elected_beside_a_dirty_tail(hot)
+    await hot.write(new, 10)
+    await hot.confirmed(new)
+    objects = FakeObjects(committed={1: new.wal.end_offset}, ends={1: 50})
+    back = await hot.start(1)
+    for broker_id in (2, 3):
+        await hot.kill(broker_id)
+    back.replica.note_committed(objects.committed[1])
+    hot.authority.epoch += 1
+    alone = SetConfiguration(hot.authority.configuration.number + 1, frozenset([WalReplica(1, hot.wal_ids[1])]), 1)
+    hot.authority.configuration = alone  # an operator's command
+    master = await back.replica.lead(hot.authority.epoch, alone)
+    await until(lambda: master.confirm_offset == back.wal.end_offset)
+    tail = back.replica.hand_over()
+    handed = HandedWal(tail.records, tail.cache, master.confirm, master.gate)
+    data = ReplicaSetData("cluster", 1, back.wal, MemoryObjectStore(), objects, handed=handed)
+    storage = Storage(data, StorageSettings(), SystemClock(), random.Random(1))
+    await storage.start(hot.authority.epoch)
+    assert storage.open_stream(1, 1, 0, 50, 1) == 70
+    assert storage.read_hot(1, 40, 70, 1 << 20) is None, "what it has at these offsets was never confirmed"
+    assert len(storage.read_hot(1, 50, 70, 1 << 20) or []) == 20
+    await storage.close(upload=False)
 
 
 async def test_what_is_committed_while_a_wal_starts_over_makes_its_old_records_confirmed_ones_to_nobody(
