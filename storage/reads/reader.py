@@ -62,7 +62,7 @@ not wanted lie between. They take a millisecond; a GET of its own costs as much 
 _GATHERED_AT_ONCE = 64
 """Ranges that are looked up before the loop serves requests again: some milliseconds."""
 _HELD_BYTES = 1 << 20
-"""`holds` looks up blocks of about so many bytes at once."""
+"""Blocks of about so many bytes are looked up at once where some may be here."""
 NO_INDEXES: Final[Mapping[int, ObjectIndex]] = MappingProxyType({})
 
 
@@ -319,17 +319,21 @@ class BlockReader:
         return True
 
     async def _blocks_of(self, one: StreamRange, max_bytes: int, level: Level) -> list[BlockRef]:
-        """Return the blocks of a range, in however many objects, as far as the metadata have them."""
+        """Return the blocks of a range that are not here, in however many objects, as far as the metadata have them.
+
+        The first of them, until they have `max_bytes`: those that are here do not count.
+        """
         refs: list[BlockRef] = []
         start = one.start_offset
         while start < one.end_offset and max_bytes > 0:
             stream_id, end = self._objects.resolve(one.stream_id, start, one.end_offset)
-            found = await self._locate(stream_id, start, end, max_bytes, level)
+            found = await self._locate(stream_id, start, end, max(max_bytes, _HELD_BYTES), level)
             if not found.refs:
                 break
-            refs += found.refs
+            missing = [ref for ref in found.refs if not self._fetcher.is_here(ref)]
+            refs += missing
             start = min(found.refs[-1].entry.end_offset, end)
-            max_bytes -= sum(ref.entry.length for ref in found.refs)
+            max_bytes -= sum(ref.entry.length for ref in missing)
         return refs
 
     def _leave(self, reader: ReadSequence, stream_id: int, refs: list[BlockRef], records: list[StreamEntry]) -> None:

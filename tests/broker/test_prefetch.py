@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -194,6 +195,19 @@ async def test_a_bucket_that_is_away_makes_none_ready_until_it_is_back(here: Fol
     here.store.fail_gets = 0
     await here.passes(2 * AGAIN_S)
     assert here.prefetch.figures()["ready"] == PARTITIONS
+
+
+async def test_a_partition_with_more_than_may_be_read_at_once_is_read_in_several_looks() -> None:
+    here = Follower(bytes_per_s=5 * RECORD_BYTES)
+    await here.begin("__consumer_offsets", internal=True)
+    first = here.first[0]
+    data = [(at, bytes(RECORD_BYTES)) for at in range(100)]
+    await here.upload({first + META: [(0, checkpoint(90))], first + DATA: data})
+    async with asyncio.timeout(1000):
+        while here.prefetch.figures()["ready"] < PARTITIONS:
+            await here.passes(1.0)
+    assert here.opens_without(0, 0)
+    await here.close()
 
 
 async def test_what_is_read_is_bounded_and_partitions_with_little_to_scan_come_first() -> None:
