@@ -123,7 +123,7 @@ class FollowerPrefetch:
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._left = 0.0
-        """Bytes that may be read now."""
+        """Bytes that may be read now; less than 0 after a block that was larger: they are made up for first."""
         self._sets: dict[int, _FollowedSet] = {}
         self._tasks = TaskSet("prefetch")
 

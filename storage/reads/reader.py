@@ -273,9 +273,10 @@ class BlockReader:
 
         The first ranges come first; those that make it more than `max_bytes` are left out. So is what cannot be read:
         it fails, or is tried again, when it is read for itself. With `is_ahead` nobody waits for them yet: they are
-        requested as read-ahead, and not while producers need the CPU time.
+        requested as read-ahead, and not while producers need the CPU time; and one block is, however large it is, since
+        no read for itself follows.
 
-        Returns the bytes of the blocks that were not in the cache, at most `max_bytes`.
+        Returns the bytes of the blocks that were not in the cache: at most `max_bytes`, but for such a block.
         """
         level = Level.AHEAD if is_ahead else Level.TAIL
         if is_ahead:
@@ -294,7 +295,8 @@ class BlockReader:
                 logger.debug("a range is not gathered", extra={"stream": one.stream_id, "error": str(error)})
                 continue
             for ref in found:
-                if ref.entry.length <= left and ref.id not in refs and not self._fetcher.is_here(ref):
+                fits = ref.entry.length <= left or (is_ahead and not refs)
+                if fits and ref.id not in refs and not self._fetcher.is_here(ref):
                     refs[ref.id] = ref
                     left -= ref.entry.length
         if not self._fetcher.closed:

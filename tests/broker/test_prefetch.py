@@ -210,6 +210,20 @@ async def test_a_partition_with_more_than_may_be_read_at_once_is_read_in_several
     await here.close()
 
 
+async def test_a_block_larger_than_all_that_may_be_read_at_once_is_read_and_paid_for_afterwards() -> None:
+    here = Follower(bytes_per_s=RECORD_BYTES)
+    await here.begin()
+    first, size = here.first[0], 20 * RECORD_BYTES
+    await here.upload({first + META: [(0, checkpoint(0))], first + DATA: [(at, bytes(size)) for at in range(3)]})
+    before = here.clock.monotonic()
+    async with asyncio.timeout(1000):
+        while here.prefetch.figures()["ready"] < PARTITIONS:
+            await here.passes(1.0)
+    assert here.clock.monotonic() - before >= 2 * size / RECORD_BYTES, "the last one is paid for later"
+    assert here.opens_without(0, 0)
+    await here.close()
+
+
 async def test_what_is_read_is_bounded_and_partitions_with_little_to_scan_come_first() -> None:
     here = Follower(bytes_per_s=5 * RECORD_BYTES)
     await here.begin()
