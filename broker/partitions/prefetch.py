@@ -9,7 +9,7 @@ time.
 It looks at a replica set when some of it was committed: at the partitions whose streams have another end than before,
 and those that were not ready. First their meta streams, and with what these say, the rest; partitions with the fewest
 offsets to scan come first. All partitions are looked at again after `AGAIN_S`, because the cache evicts, and compaction
-replaces objects.
+replaces objects; a bucket that does not answer holds each look up for a bounded time.
 
 Invariants: it never fails and holds up nobody: the requests are those of read-ahead, their bytes are bounded by
 `bytes_per_s`, and while producers need the CPU time it waits. What it has not read is read when the partition opens. A
@@ -21,6 +21,7 @@ Entry: `FollowerPrefetch.start`, `figures`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -104,6 +105,14 @@ class _FollowedSet:
     again_at: float = -math.inf
     """When all partitions are looked at, in monotonic seconds."""
 
+    def count(self) -> None:
+        """Count which are ready."""
+        self.ready = sum(each.is_ready for each in self.seen.values())
+
+    def note_lack(self, stream_id: int) -> None:
+        """The partition with this meta stream is not ready, whatever it was, and however long the bucket takes."""
+        self.seen[stream_id] = self.seen.get(stream_id, _UNSEEN)._replace(is_ready=False)
+
 
 class FollowerPrefetch:
     """See the module. Used on the event loop's thread."""
@@ -138,7 +147,7 @@ class FollowerPrefetch:
 
     def figures(self) -> dict[str, int]:
         """Return how many partitions are followed, and how many of them would open without the bucket."""
-        found = self._sets.values()
+        found = [each for each in self._sets.values() if self._follows(each.id)]
         return {"followed": sum(len(each.seen) for each in found), "ready": sum(each.ready for each in found)}
 
     # --- when ----------------------------------------------------------------------------------------------------
@@ -165,7 +174,7 @@ class FollowerPrefetch:
             return
         one.basis = basis
         looked_at = await self._look(one, everything=everything)
-        one.ready = sum(each.is_ready for each in one.seen.values())
+        one.count()
         one.paused_until = self._clock.monotonic() + PAUSE_S * max(1.0, looked_at / 1000)
 
     def _follows(self, replica_set: int) -> bool:
@@ -188,11 +197,11 @@ class FollowerPrefetch:
             for stream, each in partitions.items()
             if everything or not (known := seen.get(stream, _UNSEEN)).is_ready or _ends(each) != known.ends
         ]
-        lacked = await self._gather(due, lambda each: meta_to_read(each.streams[0]))
+        lacked = await self._gather(one, due, lambda each: meta_to_read(each.streams[0]))
         async for each in _in_slices(due):
             self._read_meta(each, seen)
         due.sort(key=lambda each: each.streams[1].end_offset - self._scan_start(each, seen))
-        lacked |= await self._gather(due, lambda each: self._to_scan(each, seen))
+        lacked |= await self._gather(one, due, lambda each: self._to_scan(each, seen))
         async for each in _in_slices(due):
             self._note(each, seen, lacked=each.streams[0].stream_id in lacked)
         return len(due)
@@ -208,7 +217,7 @@ class FollowerPrefetch:
                 yield place.first_stream, _DuePartition(streams, topic.internal, replica.tail.records)
 
     async def _gather(
-        self, due: Iterable[_DuePartition], needed: Callable[[_DuePartition], list[StreamRange]]
+        self, one: _FollowedSet, due: Iterable[_DuePartition], needed: Callable[[_DuePartition], list[StreamRange]]
     ) -> set[int]:
         """Bring what partitions need, as far as bytes are left. Return the meta streams of those that lacked some."""
         missing: list[StreamRange] = []
@@ -217,8 +226,14 @@ class FollowerPrefetch:
             if found := list(self._missing(each, needed(each))):
                 missing += found
                 lacked.add(each.streams[0].stream_id)
+                one.note_lack(each.streams[0].stream_id)
+        one.count()
         if missing and self._left >= 1:
-            self._left -= await self._reader.gather(missing, int(self._left), is_ahead=True)
+            allowed = int(self._left)
+            self._left -= allowed
+            with contextlib.suppress(TimeoutError):  # the requests go on; meanwhile more may have been evicted
+                async with asyncio.timeout(AGAIN_S):
+                    self._left += allowed - await self._reader.gather(missing, allowed, is_ahead=True)
         return lacked
 
     def _missing(self, one: _DuePartition, ranges: Iterable[StreamRange]) -> Iterator[StreamRange]:

@@ -49,7 +49,8 @@ class Follower:
         self.controller = DataController()
         for broker in (LEADER, HERE):
             self.controller.register(broker)
-        self.records = RecoveredRecords(LogCache(1 << 20))
+        self.log_cache = LogCache(1 << 20)
+        self.records = RecoveredRecords(self.log_cache)
         self.replica = SimpleNamespace(is_following=True, tail=SimpleNamespace(records=self.records))
         followed = FollowedReplicas()
         followed.add(LEADER, cast(Any, self.replica))
@@ -194,6 +195,28 @@ async def test_a_bucket_that_is_away_makes_none_ready_until_it_is_back(here: Fol
     assert here.prefetch.figures() == {"followed": PARTITIONS, "ready": 0}
     here.store.fail_gets = 0
     await here.passes(2 * AGAIN_S)
+    assert here.prefetch.figures()["ready"] == PARTITIONS
+
+
+async def test_what_was_evicted_while_a_bucket_does_not_answer_is_not_called_ready(here: Follower) -> None:
+    await here.begin()
+    records = written(here)
+    await here.upload(records)
+    here.receive(records)
+    await here.passes()
+    assert here.prefetch.figures()["ready"] == PARTITIONS
+    here.store.get_gate = asyncio.Event()
+    await here.upload({here.first[0] + DATA: [(30, bytes(RECORD_BYTES))]})
+    await here.passes()
+    assert here.prefetch.figures() == {"followed": PARTITIONS, "ready": PARTITIONS - 1}
+    here.log_cache.evict(1 << 20)  # producers go on
+    await here.passes(3 * AGAIN_S)
+    assert here.prefetch.figures() == {"followed": PARTITIONS, "ready": 0}
+    here.replica.is_following = False  # it was elected
+    assert here.prefetch.figures() == {"followed": 0, "ready": 0}
+    here.replica.is_following = True
+    here.store.get_gate.set()
+    await here.passes()
     assert here.prefetch.figures()["ready"] == PARTITIONS
 
 
