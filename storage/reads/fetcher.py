@@ -89,6 +89,8 @@ class BlockFetcher:
         self._closed = False
         self.get_count = 0
         self.get_bytes = 0
+        self.index_bytes = 0
+        """Bytes that were requested of objects' ends, for their indexes."""
 
     @property
     def closed(self) -> bool:
@@ -122,13 +124,14 @@ class BlockFetcher:
         flight = self._index_flights.join(one.object_id)
         if flight is None:
             flight = self._index_flights.open(one.object_id)
+            self.index_bytes += min(one.size, TAIL_BYTES)
             self._tasks.spawn(self._load_index(one, stream_id, level), "index")
         return flight
 
     async def _load_index(self, one: ObjectSlice, stream_id: int, level: Level) -> None:
-        key = object_key(self.cluster_id, one.object_id)
+        key, asked = object_key(self.cluster_id, one.object_id), min(one.size, TAIL_BYTES)
         outcome: ObjectIndex | TidelogError = self.closed_error()
-        ticket = Ticket(stream_id, min(one.size, TAIL_BYTES), level)
+        ticket = Ticket(stream_id, asked, level)
         try:
             await self.budget.take(ticket)
             try:
@@ -141,6 +144,7 @@ class BlockFetcher:
                 self.budget.give(ticket)
             self.damage.heal(one.object_id, -1)
             self._count(len(tail.data))
+            self.index_bytes += max(0, len(tail.data) - asked)
             outcome = tail.index
             self.indexes.put(one.object_id, tail.index, tail.index.memory_bytes)
             if tail.start == 0:

@@ -276,7 +276,8 @@ class BlockReader:
         requested as read-ahead, and not while producers need the CPU time; and one block is, however large it is, since
         no read for itself follows.
 
-        Returns the bytes of the blocks that were not in the cache: at most `max_bytes`, but for such a block.
+        Returns the bytes of the blocks that were not in the cache: at most `max_bytes`, but for such a block. With
+        `is_ahead` those of the indexes that were not there either are among them, and one more than fits may be.
         """
         level = Level.AHEAD if is_ahead else Level.TAIL
         if is_ahead:
@@ -288,12 +289,15 @@ class BlockReader:
                 break
             if number % _GATHERED_AT_ONCE == 0:
                 await asyncio.sleep(0)
+            asked = self._fetcher.index_bytes
             try:
                 self._objects.check_current()
                 found = await self._blocks_of(one, left, level)
             except TidelogError as error:
                 logger.debug("a range is not gathered", extra={"stream": one.stream_id, "error": str(error)})
                 continue
+            finally:
+                left -= self._fetcher.index_bytes - asked if is_ahead else 0
             for ref in found:
                 fits = ref.entry.length <= left or (is_ahead and not refs)
                 if fits and ref.id not in refs and not self._fetcher.is_here(ref):
@@ -323,13 +327,17 @@ class BlockReader:
     async def _blocks_of(self, one: StreamRange, max_bytes: int, level: Level) -> list[BlockRef]:
         """Return the blocks of a range that are not here, in however many objects, as far as the metadata have them.
 
-        The first of them, until they have `max_bytes`: those that are here do not count.
+        The first of them, until they have `max_bytes`: those that are here do not count, and of read-ahead the indexes
+        that are not here do.
         """
         refs: list[BlockRef] = []
         start = one.start_offset
         while start < one.end_offset and max_bytes > 0:
             stream_id, end = self._objects.resolve(one.stream_id, start, one.end_offset)
+            asked = self._fetcher.index_bytes
             found = await self._locate(stream_id, start, end, max(max_bytes, _HELD_BYTES), level)
+            if level is Level.AHEAD:
+                max_bytes -= self._fetcher.index_bytes - asked
             if not found.refs:
                 break
             missing = [ref for ref in found.refs if not self._fetcher.is_here(ref)]

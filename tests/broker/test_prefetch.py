@@ -263,6 +263,24 @@ async def test_what_is_read_is_bounded_and_partitions_with_little_to_scan_come_f
     await here.close()
 
 
+async def test_the_indexes_of_many_small_objects_count_as_what_is_read() -> None:
+    here = Follower(bytes_per_s=2 * RECORD_BYTES)
+    await here.begin()
+    first, count = here.first[0], 100
+    await here.upload({first + META: [(0, checkpoint(0))], first + DATA: [(0, bytes(RECORD_BYTES))]})
+    for at in range(1, count):
+        await here.upload({first + DATA: [(at, bytes(RECORD_BYTES))]})
+    began = here.clock.monotonic()
+    async with asyncio.timeout(1000):
+        while here.prefetch.figures()["ready"] < PARTITIONS:
+            await here.passes(1.0)
+            read = sum(end - start for _, start, end in here.store.gets)
+            at_once = 20 * RECORD_BYTES  # objects that one look-up takes
+            assert read <= at_once + 2 * RECORD_BYTES * (here.clock.monotonic() - began)
+    assert here.reader.holds(StreamRange(first + DATA, 0, count))
+    await here.close()
+
+
 async def test_nothing_is_read_unless_the_replica_follows(here: Follower) -> None:
     await here.begin()
     await here.upload(written(here))
