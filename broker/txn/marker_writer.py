@@ -2,6 +2,7 @@
 
 A marker is written by the quorum rule like a record with acks=all, and confirmed before it is answered. Those of
 partitions of `__consumer_offsets` pass through the group coordinator, which decides the offsets of the transaction.
+`__transaction_state` takes none: no transaction has records there, and its coordinator could not read the log again.
 
 Invariants: an answer of 0 means that the marker is confirmed. One of another code means that it may be written or not,
 and may be written again.
@@ -15,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
+from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from tidelog.broker.txn.calls import MarkerParams, TopicPartition
 from tidelog.runtime.errors import Overloaded, TidelogError
 
@@ -28,6 +29,7 @@ CONFIRM_S = 5.0
 RETRY_PAUSE_S = 0.05
 _NOT_LEADER_OR_FOLLOWER = 6
 _REQUEST_TIMED_OUT = 7
+_INVALID_TOPIC_EXCEPTION = 17
 _MOVED = frozenset((5, 14, 15, 16, 74, 75))
 """Codes that the sender takes for NOT_LEADER_OR_FOLLOWER: it looks for the leader again."""
 
@@ -51,6 +53,8 @@ class MarkerWriter:
         return [[next(left) for _ in marker.partitions] for marker in markers]
 
     async def _write(self, marker: MarkerParams, partition: TopicPartition) -> int:
+        if partition[0] == TRANSACTION_TOPIC:
+            return _INVALID_TOPIC_EXCEPTION
         try:
             async with asyncio.timeout(CONFIRM_S):
                 if partition[0] == OFFSETS_TOPIC:

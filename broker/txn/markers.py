@@ -3,7 +3,8 @@
 A decision comes as a `MarkerJob`. Its partitions are sorted by their present leaders; each broker has one queue and one
 task, which sends what waits in one call. What fails is routed anew after a pause: the leader may have changed. A
 partition whose topic no longer exists needs no marker; the coordinator has known the topic of every partition that it
-added, so a topic that its image does not have was deleted.
+added, so a topic that its image does not have was deleted. Nor do partitions of `__transaction_state`, which have no
+records of transactions and take no markers.
 
 A partition that answers INVALID_PRODUCER_EPOCH has a newer epoch of the producer, and with it nothing of this
 transaction that is open: it counts as marked. One that answers TRANSACTION_COORDINATOR_FENCED has a marker of a newer
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from tidelog.broker.coordinators.topic import TRANSACTION_TOPIC
 from tidelog.broker.txn.calls import MARKERS, MarkerParams, MarkersParams, TopicPartition, read_codes_of_markers
 from tidelog.broker.txn.errors import TxnError
 from tidelog.broker.txn.state import Markers
@@ -145,9 +147,9 @@ class MarkerSender:
         self._done(gone)
 
     def _leader(self, partition: TopicPartition) -> int | None:
-        """The broker that leads a partition; `_NOBODY`: none now; None: the topic was deleted."""
+        """The broker that leads a partition; `_NOBODY`: none now; None: it needs no marker."""
         image = self._image()
-        topic = image.topic(partition[0])
+        topic = image.topic(partition[0]) if partition[0] != TRANSACTION_TOPIC else None
         record = None if topic is None else image.partition(topic.id, partition[1])
         if record is None:
             return None

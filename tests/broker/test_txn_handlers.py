@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,14 +50,22 @@ async def init(client: KafkaClient, version: int = 4, **fields: Any) -> Any:
             await asyncio.sleep(0.01)
 
 
-async def add(client: KafkaClient, version: int, producer: tuple[int, int], *, verify: bool = False) -> dict[Any, int]:
-    """Add `a` 0 and 1, and `b` 0; the error of each."""
+async def add(
+    client: KafkaClient,
+    version: int,
+    producer: tuple[int, int],
+    *,
+    verify: bool = False,
+    named: Sequence[str] = (),
+) -> dict[Any, int]:
+    """Add `a` 0 and 1, and `b` 0, or 0 and 1 of the topics that are named; the error of each."""
 
     def made(message: str, **fields: Any) -> Any:
         return schema.request(ADD, version).make(message, **fields)
 
-    named = (("a", (0, 1)), ("b", (0,)))
-    topics = [made("AddPartitionsToTxnTopic", name=name, partitions=partitions) for name, partitions in named]
+    wanted: list[tuple[str, tuple[int, ...]]] = [(name, (0, 1)) for name in named]
+    wanted = wanted or [("a", (0, 1)), ("b", (0,))]
+    topics = [made("AddPartitionsToTxnTopic", name=name, partitions=partitions) for name, partitions in wanted]
     if version >= 4:
         one = made(
             "AddPartitionsToTxnTransaction",
@@ -191,6 +199,17 @@ async def test_none_is_added_if_one_partition_does_not_exist() -> None:
         assert (await describe(client, "tx"))["tx"].transaction_state == "Empty"
 
 
+@pytest.mark.parametrize("internal", [OFFSETS_TOPIC, TRANSACTION_TOPIC])
+@pytest.mark.parametrize("version", [3, 5])
+async def test_no_client_adds_partitions_of_internal_topics(version: int, internal: str) -> None:
+    """A marker in `__transaction_state` would be a record that its coordinator cannot read: all its ids were lost."""
+    async with transactions() as (_, client):
+        answer = await init(client)
+        refused = await add(client, version, (answer.producer_id, answer.producer_epoch), named=("a", internal))
+        assert refused == {("a", 0): 55, ("a", 1): 55, (internal, 0): 29, (internal, 1): 29}
+        assert (await describe(client, "tx"))["tx"].transaction_state == "Empty"
+
+
 @pytest.mark.parametrize("version", VERSIONS[ADD_OFFSETS])
 async def test_offsets_are_added_by_their_group(version: int) -> None:
     async with transactions() as (_, client):
@@ -220,13 +239,18 @@ async def test_an_administrator_ends_a_transaction_that_hangs(version: int) -> N
             producer_id=producer[0],
             producer_epoch=producer[1],
             transaction_result=False,
-            topics=[made("WritableTxnMarkerTopic", name="a", partition_indexes=(0, 5))],
+            topics=[
+                made("WritableTxnMarkerTopic", name="a", partition_indexes=(0, 5)),
+                made("WritableTxnMarkerTopic", name=TRANSACTION_TOPIC, partition_indexes=(0, 1)),
+            ],
             coordinator_epoch=1,
             transaction_version=0,
         )
+        before = [world.log(TRANSACTION_TOPIC, index).log_end_offset for index in (0, 1)]
         written = await client.send(MARKERS, version, markers=[marker])
         (result,) = written.markers
-        assert [one.error_code for one in result.topics[0].partitions] == [0, 3]
+        assert [[one.error_code for one in topic.partitions] for topic in result.topics] == [[0, 3], [17, 17]]
+        assert [world.log(TRANSACTION_TOPIC, index).log_end_offset for index in (0, 1)] == before
         assert world.log("a", 0).open_transactions() == []
         assert world.log("a", 0).last_stable_offset == 2
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.support.loops import VIRTUAL_LOOP, LoopClock
+from tidelog.broker.coordinators.topic import TRANSACTION_TOPIC
 from tidelog.broker.txn.calls import (
     MARKERS,
     MAX_PARTITIONS,
@@ -149,6 +150,14 @@ async def test_a_deleted_topic_needs_no_marker(world: World) -> None:
     world.sender.send(world.job("shard", [("t", 0), ("gone", 0)]))
     await world.settled()
     assert sorted(world.told) == [("gone", 0), ("t", 0)]
+
+
+async def test_transaction_state_gets_no_marker(world: World) -> None:
+    world.image.of = {(TRANSACTION_TOPIC, 0): HERE, ("t", 0): THERE}
+    world.sender.send(world.job("shard", [(TRANSACTION_TOPIC, 0), ("t", 0)]))
+    await world.settled()
+    assert [partition for _, partition, _ in world.written] == [("t", 0)]
+    assert sorted(world.told) == [(TRANSACTION_TOPIC, 0), ("t", 0)]
 
 
 async def test_a_newer_epoch_of_the_producer_counts_as_marked(world: World) -> None:

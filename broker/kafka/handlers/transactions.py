@@ -41,6 +41,7 @@ from tidelog.broker.kafka.wire.messages.transactions import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS
 from tidelog.broker.txn.calls import AdmitParams, MarkerParams, TopicPartition
 from tidelog.broker.txn.errors import TxnError, told_to_client
 from tidelog.broker.txn.state import STATE_NAMES, ProducerPair, TxnDescription
@@ -91,14 +92,14 @@ async def add_partitions_to_txn(
 async def _add(
     context: RequestContext, transactional_id: str, producer: ProducerPair, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Add all partitions, or none if one does not exist."""
+    """Add all partitions, or none if one does not exist, or is of an internal topic, where no client may write."""
     services = context.services
     if without_transactions(services) is not None:
         return dict.fromkeys(partitions, TxnError.INVALID_TXN_STATE)
-    unknown = {each for each in partitions if not services.txn.knows(each)}
-    if unknown:
-        refused = (TxnError.OPERATION_NOT_ATTEMPTED, TxnError.UNKNOWN_TOPIC_OR_PARTITION)
-        return {each: refused[each in unknown] for each in partitions}
+    refused = {each: TxnError.UNKNOWN_TOPIC_OR_PARTITION for each in partitions if not services.txn.knows(each)}
+    refused |= {each: TxnError.TOPIC_AUTHORIZATION_FAILED for each in partitions if each[0] in INTERNAL_TOPICS}
+    if refused:
+        return {each: refused.get(each, TxnError.OPERATION_NOT_ATTEMPTED) for each in partitions}
     code = await _outcome(context, transactional_id, producer, partitions)
     return dict.fromkeys(partitions, code)
 
