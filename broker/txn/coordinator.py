@@ -230,15 +230,21 @@ class TxnCoordinator:
     async def add_partitions(
         self, transactional_id: str, producer: ProducerPair, partitions: Collection[TopicPartition], version: int
     ) -> TxnError:
-        """Add partitions, all of which exist in this broker's metadata, to the transaction.
+        """Add partitions to the transaction.
 
-        While the end of the transaction before is written, this waits for up to `CONCURRENT_WAIT_S`.
+        While the end of the transaction before is written, this waits for up to `CONCURRENT_WAIT_S`. Raises
+        `CoordinatorNotAvailable` while this broker's metadata are behind those of who asks: it would take the topic
+        for a deleted one, and send it no marker.
         """
+
+        def added(one: TransactionalId, _fresh_id: int | None) -> TxnStep:
+            if not all(self.knows(each) for each in partitions):
+                raise CoordinatorNotAvailable("the coordinator's metadata do not have a topic of the transaction yet")
+            return one.add_partitions(producer, partitions, self._now_ms(), version)
+
         deadline = self._clock.monotonic() + CONCURRENT_WAIT_S
         while True:
-            reply = await self._call(
-                transactional_id, lambda one, _: one.add_partitions(producer, partitions, self._now_ms(), version)
-            )
+            reply = await self._call(transactional_id, added)
             if reply.error is not TxnError.CONCURRENT_TRANSACTIONS:
                 return reply.error
             if not await self._change_of(transactional_id, deadline - self._clock.monotonic()):
@@ -276,8 +282,6 @@ class TxnCoordinator:
         if not params.add:
             found = one.verify(producer, params.partitions)
             return [found[each] for each in params.partitions]
-        if not all(self.knows(each) for each in params.partitions):
-            raise CoordinatorNotAvailable("the coordinator's metadata do not have a topic of the transaction yet")
         error = await self.add_partitions(params.transactional_id, producer, params.partitions, ADD_VERSION)
         return [error] * len(params.partitions)
 

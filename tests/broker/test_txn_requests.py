@@ -161,6 +161,27 @@ async def test_the_receiver_answers_for_itself_and_passes_nothing_on() -> None:
         assert (await ask(EndCall("tx", *pair, True, 0))).error is TxnError.NOT_COORDINATOR
 
 
+async def test_a_partition_that_is_not_known_here_yet_is_not_added_for_another_broker() -> None:
+    """Its topic would count as deleted when the markers are sent: the transaction would stay open in it for ever."""
+    async with TxnWorld() as world:
+        routes = requests(world.coordinator, Peers(AssertionError("passed on")))
+        pair = await world.producer()
+
+        async def ask(call: AddCall | EndCall) -> TxnError:
+            raw = await routes.answer(msgspec.Raw(msgspec.msgpack.encode(call)))
+            return read_reply(msgspec.Raw(raw)).error
+
+        made_elsewhere = AddCall("tx", *pair, [("data", 0), ("new", 0)], 0)
+        assert await ask(made_elsewhere) is TxnError.COORDINATOR_NOT_AVAILABLE
+        assert await world.state() == "Empty"
+        world.controller.add_topic("new", 1)
+        assert await ask(made_elsewhere) is TxnError.NONE
+        assert await ask(EndCall("tx", *pair, True, 0)) is TxnError.NONE
+        await world.until("CompleteCommit")
+        marked = {partition for marker in world.markers for partition in marker.partitions}
+        assert marked == {("data", 0), ("new", 0)}
+
+
 def test_other_parameters_are_refused() -> None:
     for raw in (b"", b"\xc0", msgspec.msgpack.encode(["other", 1]), msgspec.msgpack.encode(["end", 1])):
         with pytest.raises(InvalidInput, match="no parameters of txn_request"):
