@@ -169,6 +169,24 @@ async def test_heartbeats(version: int) -> None:
         assert await beat(group_id="") == E.INVALID_GROUP_ID
 
 
+@pytest.mark.parametrize("version", versions(HEARTBEAT))
+async def test_members_of_a_group_that_is_loaded_for_long_hear_nothing_that_ends_them(version: int) -> None:
+    async with World() as world:
+        joined = await enter(world, 9)
+        await sync(world, joined, 5, {joined.member_id: b"mine"})
+        member = {"group_id": "g", "generation_id": 1, "member_id": joined.member_id, "group_instance_id": None}
+        log = world.log
+        world.partitions.close(0)
+        world.partitions.opening.add(0)
+        assert (await call(world, HEARTBEAT, version, **member)).error_code == E.NONE
+        assert (await sync(world, joined, version, {})).error_code == E.REBALANCE_IN_PROGRESS
+        assert (await join(world, 9, joined.member_id)).error_code == E.COORDINATOR_LOAD_IN_PROGRESS
+        world.partitions.open(log)
+        await world.loaded()
+        assert (await call(world, HEARTBEAT, version, **member)).error_code == E.NONE
+        assert (await sync(world, joined, version, {})).assignment == b"mine"
+
+
 @pytest.mark.parametrize("version", versions(LEAVE))
 async def test_leaving(version: int) -> None:
     async with World() as world:

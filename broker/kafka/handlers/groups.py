@@ -4,11 +4,16 @@ Translates between the versions of the messages and the group coordinator, and e
 assignments are opaque bytes. A join or sync waits as long as the rebalance takes; as in Kafka, one request of a
 connection is served at a time, so later requests of this client wait as they would in Kafka.
 
+While a group is loaded, members that send heartbeats are told nothing, as in Kafka, and those that sync that they must
+join again: their clients take COORDINATOR_LOAD_IN_PROGRESS there for a failure that ends the consumer (aiokafka; Java's
+in SyncGroup). All other requests are answered with it.
+
 Entry: `APIS`.
 """
 
 from __future__ import annotations
 
+from tidelog.broker.coordinators.errors import CoordinatorLoading
 from tidelog.broker.groups.coordinator import GroupDescription
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity
@@ -97,6 +102,8 @@ async def sync_group(context: RequestContext, request: SyncGroupRequest) -> Sync
     else:
         try:
             result = await context.services.groups.sync(request.group_id, sync)
+        except CoordinatorLoading:
+            result = SyncResult(GroupError.REBALANCE_IN_PROGRESS)
         except TidelogError as error:
             result = SyncResult(_code(error))
     return SyncGroupResponse(
@@ -113,6 +120,8 @@ async def heartbeat(context: RequestContext, request: HeartbeatRequest) -> Heart
     await context.services.groups.arrival(request.group_id)
     try:
         error = int(context.services.groups.heartbeat(request.group_id, identity, request.generation_id))
+    except CoordinatorLoading:
+        error = int(GroupError.NONE)
     except TidelogError as failure:
         error = failure.kafka_code
     return HeartbeatResponse(error_code=error)
