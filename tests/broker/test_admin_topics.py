@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.admin_world import AdminWorld, part, versions
 from tidelog.broker.kafka.handlers import topics
-from tidelog.broker.partitions.topic_config import TOPIC_CONFIGS
+from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS, TOPIC_CONFIGS
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.topic_replicas import topic_replicas
 from tidelog.runtime.errors import Unavailable
@@ -346,6 +346,17 @@ def test_a_count_that_is_not_larger_is_refused_with_37(count: int) -> None:
     code, message = grow(world, 3, growable(3, "t", count))["t"]
     assert code == 37
     assert "has 3 partitions" in message
+
+
+@pytest.mark.parametrize("name", sorted(INTERNAL_TOPICS))
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_internal_topics_keep_their_partitions(name: str, validate_only: bool) -> None:
+    world = AdminWorld()
+    record = world.topic(name, 2)
+    code, message = grow(world, 3, growable(3, name, 3), validate_only=validate_only)[name]
+    assert code == 37
+    assert "keeps its 2 partitions" in message
+    assert world.controller.image.topics[record.id].partitions == 2
 
 
 def test_validate_only_adds_no_partitions() -> None:

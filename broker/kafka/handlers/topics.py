@@ -294,6 +294,11 @@ async def _grow(services: Services, topic: CreatePartitionsTopic, validate_only:
         raise InvalidPartitions(
             f"topic {record.name} has {record.partitions} partitions; {topic.count} requested, but it can only grow"
         )
+    if record.name in topic_config.INTERNAL_TOPICS:
+        raise InvalidPartitions(
+            f"the internal topic {record.name} keeps its {record.partitions} partitions: with more of them groups and "
+            "transactional ids would be looked for in others, without their offsets and transactions"
+        )
     assignment = _new_assignment(services, record, topic)
     return await services.controller.create_partitions(
         record.id, topic.count, assignment=assignment, validate_only=validate_only
