@@ -15,7 +15,8 @@ could be deleted while one producer's transaction hangs.
 
 Invariants: `done` is called exactly once for each write, with NOT_COORDINATOR after the partition is lost; nothing is
 deleted before its replacement is confirmed. A write of several batches of which only some were appended loses the
-partition too: it is loaded again, so that what is in memory is never less than what is in the log.
+partition too: it is loaded again, so that what is in memory is never less than what is in the log. So does an
+exception that no interface documents, after a pause.
 
 Entry: `StateWriter.submit`.
 """
@@ -35,6 +36,7 @@ from tidelog.broker.coordinators.errors import WriteError
 from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
+from tidelog.runtime.task_errors import ERRORS
 from tidelog.runtime.tasks import TaskSet
 from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, TransactionNotVerified
 
@@ -53,6 +55,8 @@ WRITABLE_BUDGET_S = 5.0
 RETRY_PAUSE_S = 0.05
 TIDY_RETRY_S = 30.0
 """Pause after a failed snapshot: a retry writes the whole live content again."""
+DEFECT_PAUSE_S = 1.0
+"""Pause before the partition is loaded again after an exception that nobody expected: the same may end it again."""
 MAX_QUEUED = 100_000
 """Maximum number of waiting writes; at the bound requests fail with a retriable error."""
 
@@ -192,8 +196,15 @@ class StateWriter:
                 await self._write_next()
                 await self._tidy()
             self._task = None
+        except Exception as error:  # noqa: BLE001  # nobody knows what was done: the log does
+            ERRORS.note(self._log.topic, error, ended=False)
+            self._closed = True
+            self._fail_all()
+            await self._clock.sleep(DEFECT_PAUSE_S)
+            self._task = None
+            self._lose(log_goes_on=True)
         finally:
-            if self._task is not None:  # cancelled, lost or broken
+            if self._task is not None:  # cancelled
                 self._closed = True
                 self._fail_all()
 

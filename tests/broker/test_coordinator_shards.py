@@ -16,7 +16,7 @@ from tidelog.broker.coordinators.handover import MAX_STATE_BYTES
 from tidelog.broker.coordinators.shards import Shard, ShardTable
 from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_CONFIGS, TRANSACTION_TOPIC, CoordinatorTopic
-from tidelog.broker.coordinators.writer import Write
+from tidelog.broker.coordinators.writer import DEFECT_PAUSE_S, Write
 from tidelog.runtime.errors import NotLeader, Overloaded, TidelogError, Unavailable
 
 LOOPS = VIRTUAL_LOOP
@@ -225,6 +225,22 @@ async def test_the_outcome_of_a_write_that_fails(errors: list[Any], outcome: Wri
                 await world.put(0, b"k", b"v")
         else:
             assert await world.put(0, b"k", b"v") is outcome
+
+
+async def test_an_exception_that_nobody_expects_has_the_partition_loaded_again() -> None:
+    async with StateWorld() as world:
+        assert await world.put(0, b"k", b"1") is WriteError.NONE
+        odd: Any = [KeyError("a defect")]
+        world.partitions.logs[0].errors = odd
+        assert await world.put(0, b"k", b"2") is WriteError.NOT_COORDINATOR
+        assert await world.put(0, b"k", b"3") is WriteError.NOT_COORDINATOR, "not before the log was read again"
+        world.take()
+        await asyncio.sleep(DEFECT_PAUSE_S)
+        async with asyncio.timeout(10):
+            while len(world.owner.heard) < 2:  # noqa: ASYNC110  # virtual time: it waits for nobody
+                await asyncio.sleep(0.01)
+        assert world.take() == [("unloading", 0), ("activated", 0, {b"k": b"1"})]
+        assert await world.put(0, b"k", b"4") is WriteError.NONE
 
 
 async def test_one_alarm_rings_for_all_deadlines_and_those_of_a_shard_end_with_it() -> None:
