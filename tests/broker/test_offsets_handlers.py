@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.group_calls import call, part, versions
+from tests.support.group_calls import answer_to, call, part, versions
 from tests.support.group_world import Consumer, World
 from tests.support.loops import VIRTUAL_LOOP
 from tidelog.broker.groups.errors import GroupError as E
 from tidelog.broker.kafka.errors import UNKNOWN_TOPIC_ID
+from tidelog.broker.kafka.wire.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 
 LOOPS = VIRTUAL_LOOP
 
@@ -106,6 +111,24 @@ async def fetch(world: World, version: int, wanted: dict[str, list[int]] | None,
         for one in topic.partitions
     }
     return int(getattr(answer, "error_code", 0)), found
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+async def test_the_longest_retention_that_a_client_may_ask_for_never_ends(version: int) -> None:
+    async with World() as world:
+        one = OffsetCommitRequestPartition(partition_index=2, committed_offset=7, committed_metadata="")
+        topics = (OffsetCommitRequestTopic(name="orders", partitions=(one,)),)
+        request = OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            retention_time_ms=(1 << 63) - 1,
+            topics=topics,
+        )
+        answer = await answer_to(world, COMMIT, version, request)
+        assert answer.topics[0].partitions[0].error_code == E.NONE
+        _, found = await fetch(world, 9, None)
+        assert found["orders", 2][0] == 7
 
 
 @pytest.mark.parametrize("version", versions(COMMIT))

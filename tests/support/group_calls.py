@@ -33,6 +33,11 @@ async def call(world: World, api_key: int, version: int, **fields: Any) -> Any:
     request_class = load_request_schema(api_key, version)
     entity = part(api_key, version, request_class.__name__, **fields)
     request = request_reader(request_class, REQUESTS[api_key])(schema.body(entity), 0)
+    return await answer_to(world, api_key, version, request)
+
+
+async def answer_to(world: World, api_key: int, version: int, request: object) -> Any:
+    """The answer of the handler to a request in the product's own form, through its bytes."""
     services: Any = SimpleNamespace(
         node_id=NODE,
         clock=world.clock,

@@ -37,6 +37,7 @@ from tidelog.broker.kafka.wire.messages.offsets import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
+from tidelog.broker.partitions.topic_config import INT64_MAX
 from tidelog.runtime.errors import TidelogError
 
 NO_OFFSET = OffsetValue(-1, -1, "", NO_TIMESTAMP)
@@ -47,7 +48,7 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
     """OffsetCommit v2–v10. Partitions that cannot be committed are refused individually; the others are committed."""
     now_ms = context.services.clock.time_ms()
     retention_ms = request.retention_time_ms
-    expire_ms = now_ms + retention_ms if retention_ms >= 0 else NO_TIMESTAMP
+    expire_ms = min(now_ms + retention_ms, INT64_MAX) if retention_ms >= 0 else NO_TIMESTAMP
     errors: dict[tuple[str, int], int] = {}
     offsets: list[tuple[OffsetKey, OffsetValue]] = []
     named = with_names(context, request.topics)
