@@ -256,10 +256,14 @@ class AdminHttp:
 
     @web.middleware
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Suspend the connection's limits while a handler with its own bounds runs."""
-        self.limits.enter_handler(request.protocol)
+        """Suspend the connection's limits while a handler with its own bounds runs and has the whole request."""
+        self.limits.enter_handler(request.protocol, request.content)
         try:
             return await handler(request)
+        except ConnectionResetError:
+            if request.transport is not None:
+                raise
+            return web.Response()  # the client left, or was too slow to send its body: nobody reads this
         finally:
             self.limits.leave_handler(request.protocol)
 

@@ -1,9 +1,10 @@
 """Limits of the admin HTTP listener, around aiohttp's protocol: number and lifetime of connections.
 
 aiohttp bounds the size of a request's head; it bounds neither the number of connections nor the time for a head, for a
-body that no handler reads, or for a response that the client does not read. One rule covers these: a connection may be
-outside of a handler for at most `timeout_s` at a time. The time starts with the connection or the end of the last
-request, and ends when the next handler begins; so it also closes idle keep-alive connections.
+body, or for a response that the client does not read. One rule covers these: a connection may be outside of a handler,
+or in one whose request has not arrived in full, for at most `timeout_s` at a time. The time starts with the connection,
+with the head of a request and with the end of its handler, and ends when a handler has the whole request; so it also
+closes idle keep-alive connections.
 
 Entry: `AdminLimits`.
 """
@@ -14,6 +15,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import cast
+
+from aiohttp import StreamReader
 
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.log_limit import LogLimiter
@@ -63,17 +66,17 @@ class AdminLimits:
         """Release the place of a closed connection."""
         self._guards.pop(inner, None)
 
-    def enter_handler(self, inner: object) -> None:
-        """Note that a handler begins on the connection of this aiohttp protocol."""
+    def enter_handler(self, inner: object, body: StreamReader) -> None:
+        """Note that a handler begins on the connection of this aiohttp protocol; it may wait for the request's body."""
         guard = self._guards.get(cast(asyncio.BaseProtocol, inner))
         if guard is not None:
-            guard.pause()
+            guard.enter(body)
 
     def leave_handler(self, inner: object) -> None:
         """Note that a handler has ended; the client still has to read the response."""
         guard = self._guards.get(cast(asyncio.BaseProtocol, inner))
         if guard is not None:
-            guard.resume()
+            guard.leave()
 
 
 class _Guard(asyncio.Protocol):
@@ -85,6 +88,8 @@ class _Guard(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._admitted = False
+        self._awaited: StreamReader | None = None
+        """The body of the request that a handler has."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -115,20 +120,35 @@ class _Guard(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
+    def enter(self, body: StreamReader) -> None:
+        """A handler begins: stop the timer once it has the whole request, for it has bounds of its own."""
+        self._awaited = body
+        self.resume()
+        body.on_eof(lambda: self._arrived(body))
+
+    def _arrived(self, body: StreamReader) -> None:
+        if self._awaited is body:  # else its handler has ended without it
+            self.pause()
+
+    def leave(self) -> None:
+        """The handler has ended: start the timer."""
+        self._awaited = None
+        self.resume()
+
     def pause(self) -> None:
-        """Stop the timer inside a handler, which has its own bounds."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def resume(self) -> None:
-        """Start the timer outside of a handler."""
+        """Start the timer anew."""
         self.pause()
         if self._transport is not None:
             self._timer = asyncio.get_running_loop().call_later(self._limits.timeout_s, self._late)
 
     def _late(self) -> None:
-        self._drop("late", "admin connection closed: no request came, or its answer was not taken, in time")
+        self._drop("late", "admin connection closed: no whole request came, or its answer was not taken, in time")
 
     def _drop(self, reason: str, event: str) -> None:
         self._limits.dropped[reason] += 1

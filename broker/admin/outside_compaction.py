@@ -41,8 +41,8 @@ MAX_COMMIT_BYTES = 8 << 20
 """A task has at most 50,000 stream ranges, each of some 60 bytes in JSON, and its outputs have no more."""
 MAX_IDS = 1_024
 """Objects of one command of the controller."""
-BODY_S = 30.0
-"""A body that takes longer to come is not waited for."""
+BODY_S = 25.0
+"""A body that takes longer to come is not waited for. Less than `OUTSIDE_S`, at which the connection ends untold."""
 MIN_TARGET_BYTES = 4_096
 MAX_TARGET_BYTES = 1 << 30
 _Int64 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]

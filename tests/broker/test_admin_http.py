@@ -12,6 +12,7 @@ from unittest.mock import ANY
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.support.admin_world import CLUSTER_ID, NODE_ID, AdminWorld
 from tidelog.broker.admin import http
@@ -42,7 +43,12 @@ from tidelog.storage.records import StreamEntry
 class Place:
     """A node's admin side: a world, a bucket and the server."""
 
-    def __init__(self, token: str = "", catch_up: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self,
+        token: str = "",
+        catch_up: Callable[[], Awaitable[None]] | None = None,
+        console: web.Application | None = None,
+    ) -> None:
         self.world = AdminWorld(brokers=(1, 2))
         self.memory = MemoryObjectStore()
         self.store = GuardedObjectStore(self.memory, PriorityGate(64), SystemClock())
@@ -77,7 +83,7 @@ class Place:
         parts.add_problems("disk", lambda: ["the disk is nearly full"])
         client: Any = self.world.controller
         routes = ControllerConfigRoutes(client, dict).routes()
-        self.server = AdminHttp(sources, parts, self.metrics, TcpNetwork(), self.settings, routes)
+        self.server = AdminHttp(sources, parts, self.metrics, TcpNetwork(), self.settings, routes, console)
 
     async def _uploaded(self) -> None:
         self.uploads += 1
@@ -106,9 +112,11 @@ class Place:
 
 @contextlib.asynccontextmanager
 async def serving(
-    token: str = "", catch_up: Callable[[], Awaitable[None]] | None = None
+    token: str = "",
+    catch_up: Callable[[], Awaitable[None]] | None = None,
+    console: web.Application | None = None,
 ) -> AsyncIterator[tuple[Place, aiohttp.ClientSession]]:
-    place = Place(token, catch_up)
+    place = Place(token, catch_up, console)
     url = await place.server.start()
     try:
         async with aiohttp.ClientSession(url) as session:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.broker.test_admin_http import Place, get, serving
 from tests.support.kafka_world import until
+from tidelog.console.app import ConsolePlace, console_app
 
 
 async def connect(place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -44,6 +45,26 @@ async def test_a_connection_outside_of_a_handler_ends_in_time(start: bytes) -> N
         await get(session, "/healthz")
         await session.close()
         await until(lambda: place.server.limits.connections == 0, "forgotten")
+
+
+async def test_a_handler_does_not_wait_for_a_body_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    console = console_app(ConsolePlace(admin_url=lambda: "", bootstrap=lambda: ""))
+    async with serving(console=console) as (place, session):
+        limits = place.server.limits
+        limits.max_connections, limits.timeout_s = 3, 0.2
+        hostile = [await connect(place) for _ in range(3)]
+        for _, writer in hostile:
+            writer.write(
+                b"POST /console/api/session HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Tidelog-Console: 1\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+            )
+        for reader, writer in hostile:
+            assert await closed(reader)
+            writer.transport.abort()
+        await until(lambda: limits.connections == 0, "forgotten")
+        await get(session, "/healthz")
+        assert limits.dropped == {"connections": 0, "late": 3}
+    assert "Error handling request" not in caplog.text
 
 
 async def test_an_answer_that_is_not_taken_is_given_up() -> None:
