@@ -113,6 +113,41 @@ def test_the_log_of_a_child_is_in_the_report_of_a_test_that_fails(tmp_path: Path
     assert title and "ready bootstrap=127.0.0.1:" in log
 
 
+ENDED = """
+import os
+import signal
+
+import pytest
+
+torn_down = []
+
+@pytest.fixture
+def of_this_test():
+    yield
+    torn_down.append(True)
+
+def test_that_ends_its_broker(tidelog, of_this_test):
+    lock = next(tidelog.directory.rglob("lock"))
+    os.kill(int(lock.read_text()), signal.SIGKILL)
+    while tidelog.is_running:
+        pass
+
+def test_that_comes_after(tidelog):
+    assert torn_down == [True]
+    tidelog.create_topic("served")
+
+def test_without_a_broker():
+    pass
+"""
+
+
+def test_a_broker_that_ended_by_itself_is_told_once_and_started_again(tmp_path: Path) -> None:
+    (tmp_path / "test_ended.py").write_text(ENDED)
+    done = run_pytest(tmp_path, ini="tidelog_child = true")
+    assert outcome(done) == "3 passed, 1 error", done.stdout
+    assert "BrokerEnded: broker 1 ended with -9" in done.stdout
+
+
 @pytest.mark.long
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     for ini, said in (

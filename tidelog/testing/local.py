@@ -117,17 +117,26 @@ class LocalBrokers:
         cluster.wait(cluster.admin.delete_topics([name])[name], f"topic {name}")
 
     def heal(self) -> None:
-        """End all faults: the bucket and the clock are right, and brokers that were killed, stopped or paused serve."""
+        """End all faults: the bucket and the clock are right, and brokers that were killed, stopped or paused serve.
+
+        So do those that have ended by themselves. Then it raises `BrokerEnded` with what the first one of them told.
+        """
         self.bucket.heal()
         self.clock.heal()
+        failures: list[BrokerEnded] = []
         for node in self._nodes.values():
             node.resume()
             if not node.is_running:
                 self._cluster = None
-                node.stop()
+                try:
+                    node.stop()
+                except BrokerEnded as error:
+                    failures.append(error)
                 node.begin()
         for node in self._nodes.values():
             node.wait_ready()
+        if failures:
+            raise failures[0]
 
     def _connection(self) -> ClusterConnection:
         from tidelog.cli.client import ClusterConnection

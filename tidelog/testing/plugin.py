@@ -30,6 +30,7 @@ Entry: pytest, by the entry point `pytest11`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import uuid
@@ -165,9 +166,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """End the faults of this test, so that the next one on the same brokers begins without."""
-    if _scope("", item.config) != "function":
-        for brokers in _used(item).values():
-            brokers.heal()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """End the faults of this test, so that the next one on the same brokers begins without; then end its fixtures.
+
+    Also if a broker cannot be healed: else the fixtures of this test would be in the way of the next one.
+    """
+    try:
+        with contextlib.ExitStack() as healing:
+            for brokers in _used(item).values() if _scope("", item.config) != "function" else ():
+                healing.callback(brokers.heal)
+    finally:
+        result = yield
+    return result
