@@ -32,6 +32,13 @@ def test_a_row_is_one_line_where_no_terminal_reads_it() -> None:
     assert len(output.table(HEADERS, ROWS, columns=300).splitlines()) == 3
 
 
+def test_names_that_clients_choose_neither_command_the_terminal_nor_end_a_row() -> None:
+    name = "readers\n\x1b]0;title\x07\x9b2J\udcff"
+    shown = r"readers\n\x1b]0;title\x07\x9b2J\udcff"
+    assert output.table(["GROUP", "STATE"], [[name, "empty"]]).splitlines()[1:] == [f"{shown}  empty"]
+    assert output.pairs([("group", name), ("é", "日本")]) == f"group  {shown}\né      日本"
+
+
 def test_a_cell_that_is_wider_than_the_terminal_is_not_cut() -> None:
     assert output.table(["A", "B", "C"], [["x", "y" * 50, "z"]], columns=20).splitlines() == [
         "A", "    B", "    C", "x", "    " + "y" * 50, "    z",

@@ -1,9 +1,10 @@
 """Output of the commands: aligned tables for people, JSON for scripts, periodic refresh for `--watch`.
 
 A command loads a document (plain data, as in JSON) and renders it as a table; `show` does the rest. Tables are not
-truncated. On a terminal that is too narrow for a table, a row takes several lines; in a file or pipe it is always one
-line, so that `grep` and `awk` can read it. Results are written to standard output, warnings and progress
-(`tidelog.runtime.progress_bar`) to standard error. If the reader closes the pipe, the command ends without an error.
+truncated, and characters in them that are not printable are escaped. On a terminal that is too narrow for a table, a
+row takes several lines; in a file or pipe it is always one line, so that `grep` and `awk` can read it. Results are
+written to standard output, warnings and progress (`tidelog.runtime.progress_bar`) to standard error. If the reader
+closes the pipe, the command ends without an error.
 
 Entry: `show`, `table`.
 """
@@ -217,7 +218,14 @@ def cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Escape what is not printable: names that clients choose must not command the terminal, nor end a row."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def size(count: int | None) -> str | None:

@@ -409,5 +409,4 @@ def _shown(data: bytes | None) -> str:
     """Return bytes as one line of text; unprintable characters are escaped."""
     if data is None:
         return "-"
-    text = data.decode(errors="backslashreplace")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return output.printable(data.decode(errors="backslashreplace"))

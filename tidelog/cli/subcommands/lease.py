@@ -70,4 +70,5 @@ def end(lease_id: int, style: str, bootstrap: str) -> None:
     if style == "json":
         output.emit(json.dumps(row, indent=2))
         return
-    output.emit(f"ended lease {lease_id} of {row['holder']}, which kept {row['held_objects']} deleted objects")
+    holder = output.cell(row["holder"])
+    output.emit(f"ended lease {lease_id} of {holder}, which kept {row['held_objects']} deleted objects")
