@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.cli import Cli
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, unknown
 from tidelog.cli.main import COMMANDS
+from tidelog.cli.options import TimestampType
 from tidelog.cli.subcommands import status as page
 from tidelog.cli.subcommands.config import config
 from tidelog.cli.subcommands.status import gather, status
@@ -124,6 +126,15 @@ def test_several_bootstrap_addresses_fail_together() -> None:
         ["consume", "t", "--offset", "1", "--from-beginning"],
         ["consume", "t", "--group", "g", "--partition", "0"],
         ["consume", "t", "--at", "yesterday"],
+        ["consume", "t", "--at", "-²h"],
+        ["consume", "t", "--at", "9" * 25],
+        ["consume", "t", "--at", f"-{'9' * 4400}d"],
+        ["consume", "t", "--group", "\udcff"],
+        ["consume", "t", "--delimiter", "\udcff"],
+        ["produce", "t", "--key-separator", "\udcff"],
+        ["partition", "list", "\udcff"],
+        ["group", "describe", "\udcff"],
+        ["group", "describe", ""],
         ["produce", "t", "--acks", "1", "--idempotent"],
         ["produce", "t", "--header", "x"],
         ["produce", "t", "--key-separator", ":", "--format", "json"],
@@ -134,10 +145,27 @@ def test_several_bootstrap_addresses_fail_together() -> None:
         ["group", "reset-offsets", "g", "--to-latest"],
         ["status", "--watch", "0"],
     ],
-    ids=" ".join,
+    ids=lambda command: ascii(" ".join(command))[:60],
 )
 def test_wrong_usage_is_said_before_anything_is_connected(command: list[str]) -> None:
-    assert "rror" in Cli()(*command, code=2).err
+    assert "rror: " in Cli()(*command, code=2).err
+
+
+@pytest.mark.parametrize(("text", "at"), [("1969-12-31T23:59:59.999Z", 0), ("-999999d", 0), ("9" * 18, 10**18 - 1)])
+def test_a_time_is_one_that_kafka_takes_for_a_time(text: str, at: int) -> None:
+    assert TimestampType().convert(text, None, None) == at
+
+
+def test_a_disk_that_is_full_is_said() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tidelog", "config"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 6
+    assert done.stderr.splitlines() == [
+        "error: cannot write: No space left on device",
+        "hint: make room, or write to another disk",
+    ]
 
 
 # --- output ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Entry: `main`; `run` for a command that is not one of the command line; `EXIT_CO
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from tidelog import __version__
-from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.errors import StorageFailed, TidelogError
 
 COMMANDS = {
     "up": ("tidelog.cli.subcommands.up:up", "Start Tidelog on this machine and keep it running."),
@@ -84,6 +85,9 @@ EXIT_CODES = {
 }
 """Exit code → meaning, as in docs/cli.md. `TidelogError.exit_code` is the code of an error."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a disk says, to which standard output may have been led, that takes no more."""
+
 
 class _LazyGroup(click.Group):
     """Imports a subcommand when it is called, not when `tidelog` starts."""
@@ -97,6 +101,9 @@ class _LazyGroup(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
+        from tidelog.cli.options import take_only_text
+
+        take_only_text(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -139,3 +146,11 @@ def run(command: click.Command, args: list[str] | None) -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        from tidelog.cli.output import discard_output
+
+        report(StorageFailed(f"cannot write: {error.strerror}", hint="make room, or write to another disk"))
+        discard_output()
+        sys.exit(StorageFailed.exit_code)

@@ -133,6 +133,35 @@ def parse_pairs(flag: str, texts: tuple[str, ...]) -> list[tuple[str, str]]:
     return pairs
 
 
+MAX_DIGITS = 18
+"""Of a time or its distance from now: such a number fits into the 64 bits that Kafka has for it."""
+
+
+class TextType(click.types.StringParamType):
+    """A text, as `click.STRING`, that can be sent to a cluster: valid UTF-8, and not empty if it is a name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check `value`. What of an argument is no UTF-8 is in it as surrogates, which end librdkafka."""
+        text = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r} is not UTF-8", param, ctx)
+        if not text and isinstance(param, click.Argument):
+            self.fail("it is empty", param, ctx)
+        return text
+
+
+def take_only_text(command: click.Command) -> None:
+    """Have the command, and those below it, check its texts by `TextType`."""
+    for parameter in command.params:
+        if parameter.type is click.STRING:
+            parameter.type = TextType()
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            take_only_text(each)
+
+
 class TimestampType(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.3 on
     """A time in milliseconds since the epoch: epoch milliseconds, ISO 8601, or `-10m` (s, m, h, d ago)."""
 
@@ -144,12 +173,17 @@ class TimestampType(click.ParamType):  # type: ignore[type-arg]  # generic only 
         if isinstance(value, int):
             return value
         text = str(value).strip()
-        if text.isascii() and text.isdigit():
-            return int(text)
-        if text[:1] == "-" and text[-1:] in self._UNITS and text[1:-1].isdigit():
-            return int(datetime.now().timestamp() * 1000) - int(text[1:-1]) * self._UNITS[text[-1]]
+        digits = text[1:-1] if text[:1] == "-" and text[-1:] in self._UNITS else text
         try:
-            return int(datetime.fromisoformat(text).timestamp() * 1000)
+            if not (digits.isascii() and digits.isdigit()):
+                at = int(datetime.fromisoformat(text).timestamp() * 1000)
+            elif len(digits) > MAX_DIGITS:
+                raise OverflowError
+            elif digits == text:
+                at = int(text)
+            else:
+                at = int(datetime.now().timestamp() * 1000) - int(digits) * self._UNITS[text[-1]]
+            return max(0, at)  # Kafka takes times before 1970 for others: -1 is the newest record
         except (ValueError, OverflowError):
             self.fail(f"{text!r} is not a time: use 2026-07-30T12:00:00Z, epoch milliseconds, or -10m", param, ctx)
 

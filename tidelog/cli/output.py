@@ -112,10 +112,15 @@ def emit(text: str, *, newline: bool = True) -> None:
 
 def leave_pipe() -> None:
     """Exit with success after the reader closed the pipe, without an error from the interpreter's last flush."""
+    discard_output()
+    raise click.exceptions.Exit(0)
+
+
+def discard_output() -> None:
+    """Lead standard output nowhere, the interpreter's last flush included."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
-    raise click.exceptions.Exit(0)
 
 
 def reader_gone() -> bool:
