@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidelog.batch.batch import (
     BatchHeader,
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from tidelog.storage.history import WalHistory
     from tidelog.storage.storage import Storage, StreamWhereabouts
 
+_T = TypeVar("_T")
 _PLACE = Struct(">qii")
 """The first 16 bytes of a batch: base offset, length after this field, partition leader epoch. No CRC covers them."""
 _TRANSACTIONAL = 0x10
@@ -716,7 +717,14 @@ class PartitionLog:
             return FetchResult([], [], 0)
         if not committed:
             return result
-        return result._replace(aborted=_pairs(await self._state.txn.lookup(offset, at)))
+        aborted = await self._undisturbed(lambda: self._state.txn.lookup(offset, at))
+        start = self._state.data.start_offset
+        left = [one for one in found if one.base_offset + one.count > start]
+        if not left:
+            raise OffsetOutOfRange(f"offsets {offset} to {at} of {self.topic}-{self.partition} were deleted")
+        if len(left) < len(found):  # deleted during the read: the index may have forgotten what of it was aborted
+            result = _fetched(left, [])
+        return result._replace(aborted=_pairs(aborted))
 
     async def offset_for_timestamp(self, timestamp_ms: int, *, committed: bool = False) -> TimestampOffset | None:
         """Return `(offset, timestamp, leader epoch)` of the first visible record at or after `timestamp_ms`, or None.
@@ -725,7 +733,7 @@ class PartitionLog:
         """
         self._require_open()
         bound = self.last_stable_offset if committed else self.high_watermark
-        return await first_at_or_after(self._state, timestamp_ms, bound)
+        return await self._undisturbed(lambda: first_at_or_after(self._state, timestamp_ms, bound))
 
     async def offset_of_max_timestamp(self, *, committed: bool = False) -> TimestampOffset | None:
         """Return `(offset, timestamp, leader epoch)` of the first visible record with the largest timestamp, or None.
@@ -735,7 +743,18 @@ class PartitionLog:
         """
         self._require_open()
         await self._wait_confirmed(self._last_wal_end, CONFIRM_WAIT_S)
-        return await largest(self._state, self.last_stable_offset if committed else self.high_watermark)
+        bound = self.last_stable_offset if committed else self.high_watermark
+        return await self._undisturbed(lambda: largest(self._state, bound))
+
+    async def _undisturbed(self, look: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what a lookup finds; it begins anew where the streams begin when they are trimmed in its middle."""
+        while True:
+            starts = [stream.start_offset for stream in self._streams()]
+            try:
+                return await look()
+            except OffsetTrimmed:
+                if starts == [stream.start_offset for stream in self._streams()]:
+                    raise
 
     async def wait_inherited(self) -> bool:
         """Return whether everything is visible that the log held when it was opened, after a wait for that.

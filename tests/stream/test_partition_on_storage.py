@@ -9,14 +9,14 @@ import pytest
 
 from tests.support.fake_wal import WalMedia
 from tests.support.guarded import append_guarded
-from tests.support.storage_world import World
-from tidelog.batch.batch import Record, build_batch, iter_records
+from tests.support.storage_world import World, until
+from tidelog.batch.batch import Record, build_batch, iter_batches, iter_records
 from tidelog.runtime.errors import Overloaded
 from tidelog.storage.settings import CacheSettings
-from tidelog.stream.errors import EarlierBatchMissing, OutOfOrderSequence
+from tidelog.stream.errors import EarlierBatchMissing, OffsetOutOfRange, OutOfOrderSequence
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.opened import OpenedStream
-from tidelog.stream.partition_log import AppendResult, LedPartition, PartitionLog
+from tidelog.stream.partition_log import AppendResult, FetchResult, LedPartition, PartitionLog
 
 SMALL = LogConfig(
     segment_bytes=1500,
@@ -253,3 +253,57 @@ async def test_a_disk_lost_after_deleting_what_was_never_uploaded_leaves_a_log_t
     log = await cluster.boot()
     assert (log.log_start_offset, log.high_watermark) == (0, 41)
     assert await contents(log) == expected(0, 41)
+
+
+async def restarted_with_aborted(cluster: Cluster) -> PartitionLog:
+    """Offsets 0 to 2 were aborted by the marker at 3, which is in a later object, 4 to 9 follow; all is cold."""
+    log = await cluster.boot()
+    for n in range(3):
+        append_guarded(log, batch(n, txn=True))
+    await cluster.world.storage.upload_now()
+    log.write_marker(9, 0, commit=False, coordinator_epoch=0, transaction_version=0)
+    for n in range(4, 10):
+        await cluster.confirmed(log.append(batch(n, pid=-1)))
+    await log.close()
+    await cluster.world.storage.upload_now()
+    await cluster.world.crash()
+    return await cluster.boot()
+
+
+async def held_read(
+    cluster: Cluster, log: PartitionLog, max_bytes: int
+) -> tuple[asyncio.Task[FetchResult], asyncio.Event]:
+    """A read_committed read from offset 0 that waits for the bucket, which answers everything else."""
+    gate = cluster.world.store.get_gate = asyncio.Event()
+    before = len(cluster.world.store.gets)
+    reading = asyncio.create_task(log.read(0, max_bytes, committed=True))
+    await until(lambda: len(cluster.world.store.gets) > before)
+    for _ in range(3):  # it has been counted, and comes to the gate
+        await asyncio.sleep(0)
+    cluster.world.store.get_gate = None
+    assert not reading.done()
+    return reading, gate
+
+
+@pytest.mark.parametrize("max_bytes", [200, 4000])
+@pytest.mark.parametrize("log_start", [2, 5])
+async def test_records_that_are_deleted_while_they_are_read_are_not_taken_for_committed(
+    log_start: int, max_bytes: int
+) -> None:
+    cluster = Cluster()
+    log = await restarted_with_aborted(cluster)
+    reading, gate = await held_read(cluster, log, max_bytes)
+    assert await log.delete_records(log_start) == log_start
+    await cluster.world.storage.upload_now()
+    await log.apply_retention()
+    index = log.state.txn.stream
+    assert index.start_offset == (0 if log_start == 2 else index.next_offset), "what was aborted is forgotten by now"
+    gate.set()
+    if max_bytes == 200:
+        with pytest.raises(OffsetOutOfRange):
+            await reading
+    else:
+        found = await reading
+        offsets = [header.base_offset for header, _ in iter_batches(b"".join(found.records))]
+        assert offsets == list(range(log_start, 10)), "what is left"
+        assert found.aborted == ([(9, 0)] if log_start == 2 else [])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
 from tests.stream.test_partition_log import NOW, Bench, batch, idempotent, sync, values
-from tests.support.fake_storage import DATA, META, TIME
+from tests.support.fake_storage import DATA, META, TIME, HeldRead
 from tidelog.runtime.errors import Closed
 from tidelog.stream.errors import OffsetOutOfRange
 from tidelog.stream.log_config import LogConfig
@@ -192,3 +193,22 @@ async def _check_meta_stays_small(step: Callable[[PartitionLog], Awaitable[objec
     assert len(kept) < most < len(records) / 2
     log = await bench.restart()
     assert log.append(idempotent(1499)).duplicate
+
+
+@sync
+async def test_a_lookup_by_time_in_what_is_deleted_meanwhile_finds_what_is_left() -> None:
+    bench = Bench()
+    log = await bench.open()
+    for n in range(6):
+        log.append(batch(b"a%d" % n, timestamp=NOW + n))
+    bench.process.storage.hot = False
+    for look in (partial(log.offset_for_timestamp, NOW), log.offset_of_max_timestamp):
+        start = log.log_start_offset
+        held = bench.process.storage.held = HeldRead(DATA)
+        async with asyncio.timeout(10):
+            looking = asyncio.create_task(look())
+            await held.reached.wait()
+            assert await log.delete_records(start + 2) == start + 2
+            held.released.set()
+            found = await looking
+        assert found is not None and found.offset == (start + 2 if start == 0 else 5)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.support.fake_storage import DATA, FakeClock, FakeWorld, Process
+from tests.support.fake_storage import DATA, TXN, FakeClock, FakeWorld, HeldRead, Process
 from tests.support.guarded import append_guarded
 from tidelog.batch.batch import Record, build_batch, control_epoch, control_type, iter_records, parse_header
 from tidelog.runtime.errors import Closed, Overloaded, Unavailable
@@ -306,3 +306,22 @@ async def test_a_crash_between_the_writing_and_the_trimming_of_aborted_transacti
     again = await bench.again(log, "crash")
     assert await aborted_from(again, 0) == ((7, 0), (7, 2))
     assert again.state.txn.stream.next_offset - again.state.txn.stream.start_offset == 2
+
+
+async def test_a_reader_whose_offset_is_still_there_does_not_notice_that_the_index_is_trimmed() -> None:
+    """OFFSET_OUT_OF_RANGE would send a consumer to the end of the log."""
+    bench = Bench()
+    log = await bench.open()
+    for sequence in range(3):
+        append_guarded(log, batch(sequence, pid=7))
+        end(log, commit=False)
+    log = await bench.again(log, "clean")
+    bench.process.storage.hot = False
+    held = bench.process.storage.held = HeldRead(TXN)
+    async with asyncio.timeout(10):
+        reading = asyncio.create_task(log.read(4, 1000, committed=True))
+        await held.reached.wait()
+        assert await log.delete_records(4) == 4
+        assert log.state.txn.stream.start_offset == 2
+        held.released.set()
+        assert (await reading).aborted == [(7, 4)]

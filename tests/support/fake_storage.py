@@ -66,6 +66,15 @@ class FakeWorld:
         self.released[stream_id] = end
 
 
+@dataclass
+class HeldRead:
+    """The next cold read of a stream: it waits before it looks."""
+
+    stream_id: int
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class FakeStorage:
     """One process's storage over a world. A WAL offset is the number of records before it."""
 
@@ -81,6 +90,7 @@ class FakeStorage:
         """What the next appends raise, one each."""
         self.reads = 0
         """Cold reads so far."""
+        self.held: HeldRead | None = None
         self.records: dict[int, list[StreamEntry]] = {}
         self._tails: dict[int, list[UnconfirmedRecord]] = {}
         for wal_end, (stream_id, record) in enumerate(world.wal, start=1):
@@ -166,6 +176,10 @@ class FakeStorage:
         self, stream_id: int, start: int, end: int, max_bytes: int, *, is_urgent: bool = False
     ) -> list[StreamEntry]:
         await asyncio.sleep(0)
+        if self.held is not None and self.held.stream_id == stream_id:
+            held, self.held = self.held, None
+            held.reached.set()
+            await held.released.wait()
         self.reads += 1
         return self._find(stream_id, start, end, max_bytes)
 
