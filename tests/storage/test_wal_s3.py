@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Unpack
 
 import pytest
@@ -14,6 +15,7 @@ from tests.storage.wal_s3_world import Op, World, Writer
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Closed, ConfigError, CorruptData, Fenced, InvalidInput, Unavailable
 from tidelog.simulation.world.loop import VirtualLoop
+from tidelog.storage.bucket.common import StoreUnsupported
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.bucket.store import ObjectStore
 from tidelog.storage.records import StreamAppend
@@ -126,6 +128,40 @@ async def test_a_trim_deletes_objects_but_no_fence_and_not_the_newest() -> None:
     assert records[-1].end_offset == end and len(records) == 1
     await until(lambda: wal.durable_offset == end + 64)
     await wal.close()
+
+
+class NoDeletes(MemoryObjectStore):
+    """A bucket that refuses deletes for a reason that no retry changes, while `refuses`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses = True
+        self.asked = 0
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.asked += 1
+        if self.refuses:
+            raise StoreUnsupported("delete is not supported: the server answered 501 NotImplemented")
+        await super().delete(keys)
+
+
+async def test_a_bucket_that_refuses_deletes_does_not_end_the_log() -> None:
+    store = NoDeletes()
+    wal, _ = await opened(store, 1)
+    await write(wal, b"a", b"b", b"c")
+    await wal.trim(wal.durable_offset)
+    await until(lambda: store.asked)
+    await write(wal, b"d")
+    await wal.close()
+    left = data_keys(store)[0]
+    for epoch in (2, 3):
+        store.refuses, store.asked = epoch == 2, 0
+        wal, records = await opened(store, epoch)  # it deletes what the one before could not
+        await until(lambda: store.asked)
+        await write(wal, b"e")
+        assert records[-1].end_offset < wal.durable_offset
+        await wal.close()
+        assert (left in keys(store)) == store.refuses
 
 
 async def test_a_reset_starts_the_log_over_elsewhere() -> None:

@@ -220,7 +220,7 @@ class S3Wal(WalState):
         fields = {"replica_set": self._replica_set_id, "master_epoch": epoch, "wal_offset": self._end}
         logger.info("fenced older writers of the WAL in the bucket", extra={**fields, "seq": chain.hole})
         if leftovers:
-            self._tasks.spawn(self._bucket.delete(leftovers), "clear")
+            self._tasks.spawn(self._remove(leftovers), "clear")
 
     async def _go_on(self, epoch: int) -> None:
         """Begin a new epoch of the process that already is the writer: a fence at its own next place."""
@@ -413,12 +413,17 @@ class S3Wal(WalState):
     async def _delete(self) -> None:
         try:
             while places := self._window.deletable():
-                await self._bucket.delete(places)
-        except TidelogError as error:
-            # They cost a little storage until the next start deletes them; nothing depends on it.
-            logger.warning("WAL objects cannot be deleted", extra={"replica_set": self._replica_set_id, "error": error})
+                await self._remove(places)
         finally:
             self._sweeping = False
+
+    async def _remove(self, places: list[int]) -> None:
+        """Delete objects that the log does not need. If that fails, they cost a little storage until the next start
+        deletes them; nothing depends on it."""
+        try:
+            await self._bucket.delete(places)
+        except TidelogError as error:
+            logger.warning("WAL objects cannot be deleted", extra={"replica_set": self._replica_set_id, "error": error})
 
     async def close(self) -> None:
         """See `Wal.close`. Waits a bounded time for the bucket: records that have not landed were never acknowledged.
