@@ -35,7 +35,7 @@ import msgspec
 from botocore.exceptions import ClientError
 
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import Closed, ConfigError, InvalidInput
+from tidelog.runtime.errors import Closed, ConfigError, InvalidInput, Unavailable
 from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.accounts import Account, RequestKind
 from tidelog.storage.bucket.common import (
@@ -182,12 +182,18 @@ class S3ObjectStore(PlainViews):
             return await self._call(stats, "head", key, request, kind="head")
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """See `ObjectStore.list`. Each page begins after the last key of the previous one, so it can be retried."""
+        """See `ObjectStore.list`. Each page begins after the last key of the previous one, so it can be retried.
+
+        A page without keys need not be the last one. One that does not go on behind the page before it is `Unavailable`
+        and not the end: whoever lists takes what is not listed for absent.
+        """
         after = self._prefix + start_after if start_after else ""
-        more = True
-        while more:
+        token = ""
+        while True:
             arguments = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": LIST_PAGE}
-            if after:
+            if token:
+                arguments["ContinuationToken"] = token
+            elif after:
                 arguments["StartAfter"] = after
 
             async def request(client: Any, _deadline: asyncio.Timeout, arguments: Any = arguments) -> Any:
@@ -196,6 +202,8 @@ class S3ObjectStore(PlainViews):
             with self.stats.measure("list") as stats:
                 page = await self._call(stats, "list", prefix, request, kind="list")
             contents = page.get("Contents", [])
+            if contents and contents[0]["Key"] <= after:
+                raise self._stuck(prefix, f"after {after} comes {contents[0]['Key']}")
             for entry in contents:
                 yield ObjectInfo(
                     entry["Key"].removeprefix(self._prefix),
@@ -203,8 +211,19 @@ class S3ObjectStore(PlainViews):
                     entry["ETag"].strip('"'),
                     int(entry["LastModified"].timestamp() * 1000),
                 )
-            more = bool(page["IsTruncated"] and contents)
-            after = contents[-1]["Key"] if contents else after
+            if not page["IsTruncated"]:
+                return
+            before, token = token, "" if contents else str(page.get("NextContinuationToken", ""))
+            if contents:
+                after = contents[-1]["Key"]
+            elif token in ("", before):
+                raise self._stuck(prefix, "a page without keys is not the last one, and does not say how to go on")
+
+    def _stuck(self, prefix: str, what: str) -> Unavailable:
+        return Unavailable(
+            f"the listing of {prefix} in {self.url} does not go on: {what}",
+            hint="look for a proxy between Tidelog and the bucket",
+        )
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See `ObjectStore.delete`. 1,000 keys per request, one request after the other."""
@@ -236,7 +255,10 @@ class S3ObjectStore(PlainViews):
                 found.append(UnfinishedUpload(entry["Key"].removeprefix(self._prefix), entry["UploadId"], started_ms))
             if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
                 break
+            before = markers
             markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
+            if markers == before:
+                raise self._stuck(prefix, f"the uploads after {page['NextKeyMarker']} are these again")
         return found
 
     async def abort(self, upload: UnfinishedUpload) -> None:

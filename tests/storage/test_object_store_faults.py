@@ -373,6 +373,54 @@ async def test_a_key_that_a_batch_delete_could_not_delete_is_not_taken_for_delet
             await store.delete(["k"])
 
 
+def page(*keys: str, token: str = "", truncated: bool = True) -> Fault:
+    """A page of a listing."""
+    rows = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-11-29T00:00:00.000Z</LastModified><ETag>e</ETag>"
+        "<Size>1</Size></Contents>"
+        for key in keys
+    )
+    follows = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    head = f"<IsTruncated>{str(truncated).lower()}</IsTruncated>{follows}"
+    return Fault(answer=f"<ListBucketResult>{head}{rows}</ListBucketResult>".encode())
+
+
+async def test_a_page_without_keys_is_not_the_end_of_a_listing(moto_server: S3Server) -> None:
+    pages = {("", ""): page("a"), ("a", ""): page(token="t1"), ("", "t1"): page(token="t2"), ("", "t2"): page("b")}
+    async with proxied(moto_server) as (proxy, store):
+        await store.put("c", [b"x"])
+
+        def decide(seen: Seen) -> Fault | None:
+            return pages.get((seen.query.get("start-after", ""), seen.query.get("continuation-token", "")))
+
+        proxy.fault = decide
+        assert [info.key async for info in store.list("")] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "answer", [page(), page(token="t"), page("a", "b")], ids=["no-token", "same-token", "same-keys"]
+)
+async def test_a_listing_that_does_not_go_on_neither_ends_nor_repeats_for_ever(
+    moto_server: S3Server, answer: Fault
+) -> None:
+    async with proxied(moto_server) as (proxy, store):
+        proxy.fault = lambda seen: answer
+        with pytest.raises(Unavailable, match="does not go on"):
+            async with asyncio.timeout(20):
+                assert [info async for info in store.list("")]
+        assert len(proxy.requests) <= 2
+
+
+async def test_a_listing_of_uploads_that_repeats_itself_is_given_up(moto_server: S3Server) -> None:
+    head = b"<IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"
+    async with proxied(moto_server) as (proxy, store):
+        answer = Fault(answer=b"<ListMultipartUploadsResult>" + head + b"</ListMultipartUploadsResult>")
+        proxy.fault = lambda seen: answer
+        with pytest.raises(Unavailable, match="does not go on"):
+            async with asyncio.timeout(20):
+                await store.unfinished("")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
