@@ -91,7 +91,14 @@ class StoreWrongRegion(ConfigError):
     """The bucket is in another region than the one that requests are signed for, or sent to."""
 
 
-class StoreUnsupported(InvalidInput):
+class StoreRefused(InvalidInput):
+    """The server refuses a request that is right as far as this store knows, such as a delete of a locked object.
+
+    Repeating it changes nothing, and the bucket is not healthy.
+    """
+
+
+class StoreUnsupported(StoreRefused):
     """The server does not support the request (HTTP 501, or a header it ignores)."""
 
 

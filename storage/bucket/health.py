@@ -2,7 +2,7 @@
 
 The kinds are `get`, `put`, `list` and `delete`: a policy may allow some of them only. "No such object" and "exists
 already" are answers; a bucket that returns them is healthy. Denied access is a failure, and so is a wrong configuration
-that the bucket refuses. An error of the caller says nothing.
+that the bucket refuses, and a request that it refuses for any other reason. An error of the caller says nothing.
 
 A bucket that nobody uses is not known to be healthy. So `BucketCheck` (`tidelog.broker.bucket_probe`) sends one request
 of each kind when somebody asks, and notes the outcome as the kind `check`.
@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import AlreadyExists, Closed, ConfigError, InvalidInput, NotFound, TidelogError
 from tidelog.runtime.health import OperationHealth
+from tidelog.storage.bucket.common import StoreRefused
 
 RequestType = Literal["get", "put", "list", "delete", "check"]
 SLOWEST_BYTES_PER_S: Final = 1 << 20
@@ -53,7 +54,7 @@ class BucketHealth:
         except (NotFound, AlreadyExists):
             self.succeeded(kind, token)
             raise
-        except ConfigError as error:
+        except (ConfigError, StoreRefused) as error:
             self.failed(kind, error, token)
             raise
         except (InvalidInput, Closed, asyncio.CancelledError, GeneratorExit):

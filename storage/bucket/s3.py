@@ -445,11 +445,15 @@ class S3ObjectStore(PlainViews):
         return await self._retrier.run(subject, hint, budget, stats, attempt)
 
 
+_STATUS_OF_KEY: Final = {"InternalError": 500, "ServiceUnavailable": 503, "OperationAborted": 409, "AccessDenied": 403}
+"""The status that stands for the error of a key, which has none."""
+
+
 def _check_deleted(errors: Sequence[Any]) -> None:
     """Raise the first error of a batch delete as if for a single delete; absent keys are success."""
     for error in errors:
         if error.get("Code") not in ("NoSuchKey", None):
-            status = {"InternalError": 500, "AccessDenied": 403}.get(error["Code"], 400)
+            status = _STATUS_OF_KEY.get(error["Code"], 400)
             raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "DeleteObjects")
 
 

@@ -28,10 +28,11 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError
 
-from tidelog.runtime.errors import ConfigError, InvalidInput
+from tidelog.runtime.errors import ConfigError
 from tidelog.storage.bucket.common import (
     BucketMissing,
     StoreAccessDenied,
+    StoreRefused,
     StoreUnsupported,
     StoreWrongRegion,
     Transient,
@@ -146,4 +147,4 @@ def _classify_answer(error: ClientError, *, what: str, key: str, bucket: str, en
     if code in _ACCESS_HINTS or status in (401, 403):
         return StoreAccessDenied(f"{what} was refused: {answer}", hint=_ACCESS_HINTS.get(code, _ACCESS_HINT))
     hint = _NAME_HINT.format(bucket) if status == 400 and not key else None  # an error of HEAD has no message
-    return InvalidInput(f"{what} was refused: {answer}", hint=hint)
+    return StoreRefused(f"{what} was refused: {answer}", hint=hint)

@@ -21,6 +21,8 @@ from tidelog.chaos.faulty_s3 import Fault, FaultyS3, Seen
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
 from tidelog.storage.bucket.common import BucketMissing, StoreAccessDenied
+from tidelog.storage.bucket.gate import PriorityGate
+from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.s3 import S3ObjectStore
 from tidelog.storage.bucket.s3_errors import classify
 from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound
@@ -371,6 +373,37 @@ async def test_a_key_that_a_batch_delete_could_not_delete_is_not_taken_for_delet
         proxy.first(1, Fault(answer=failed % b"AccessDenied"), method="POST")
         with pytest.raises(StoreAccessDenied):
             await store.delete(["k"])
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "ServiceUnavailable", "OperationAborted"])
+async def test_a_key_that_a_busy_bucket_could_not_delete_is_deleted_again(moto_server: S3Server, code: str) -> None:
+    failed = f"<DeleteResult><Error><Key>k</Key><Code>{code}</Code><Message>no</Message></Error></DeleteResult>"
+    async with proxied(moto_server) as (proxy, store):
+        await store.put("k", [b"x"])
+        proxy.first(2, Fault(answer=failed.encode()), method="POST")
+        await store.delete(["k"])
+        with pytest.raises(ObjectNotFound):
+            await store.get("k")
+
+
+LOCKED = Fault(
+    answer=b"<DeleteResult><Error><Key>k</Key><Code>InvalidRequest</Code><Message>Object is WORM protected and cannot"
+    b" be overwritten</Message></Error></DeleteResult>"
+)
+
+
+@pytest.mark.parametrize("refusal", [LOCKED, Fault(status=405, code="MethodNotAllowed")], ids=["locked", "proxy"])
+async def test_a_bucket_that_refuses_deletes_is_not_healthy(moto_server: S3Server, refusal: Fault) -> None:
+    async with proxied(moto_server) as (proxy, store):
+        guarded = GuardedObjectStore(store, PriorityGate(8), SystemClock())
+        await guarded.put("k", [b"x"])
+        proxy.first(1, refusal, method="POST")
+        with pytest.raises(InvalidInput):
+            await guarded.delete(["k"])
+        (problem,) = guarded.health.problems()
+        assert "delete fails" in problem and "refused" in problem
+        await guarded.delete(["k"])
+        assert guarded.health.problems() == []
 
 
 def page(*keys: str, token: str = "", truncated: bool = True) -> Fault:
