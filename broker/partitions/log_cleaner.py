@@ -5,7 +5,8 @@ the dirty part for its keys, then rewrites the log's objects, the oldest first, 
 The decisions are those of `tidelog.stream.cleaning`, made where `tidelog.broker.partitions.round_cleaning` says.
 
 Failures and their handling:
-- a crash, a close or a move of the partition: the round ends. What is committed stays, and the next one does the rest;
+- a crash, a close or a move of the partition, or a log start that moves past what is read: the round ends. What is
+  committed stays, and the next one does the rest;
 - an object was replaced meanwhile: it is looked up again, a bounded number of times in a round;
 - a snapshot or a branch holds an object: it is left out, and tombstones behind it stay, until a round over the whole
   log has made up for it;
@@ -45,7 +46,7 @@ from tidelog.storage.compaction.compactor import Compactor
 from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import CompactionTask
 from tidelog.storage.compaction.throttle import Throttle
-from tidelog.storage.records import StreamEntry
+from tidelog.storage.records import OffsetTrimmed, StreamEntry
 from tidelog.stream.cleaning.messages import Begin
 from tidelog.stream.cleaning.plan import Round
 from tidelog.stream.log_cleaning import SegmentChanges
@@ -128,7 +129,7 @@ class LogCleaner:
         self._processes = processes
         self._throttle = Throttle(settings.cleaner_bytes_per_s)
         self._running: PartitionLog | None = None
-        self._problems: dict[tuple[str, int], str] = {}
+        self._problems: dict[PartitionLog, str] = {}
         self._tasks = TaskSet("partitions.cleaning")
         self.stats = CleanerStats()
 
@@ -148,10 +149,17 @@ class LogCleaner:
 
     def problems(self) -> list[str]:
         """Return the partitions that cannot be compacted, one sentence each."""
-        return [f"{topic}-{number} is not compacted: {why}" for (topic, number), why in sorted(self._problems.items())]
+        self._forget_gone()
+        return sorted(f"{log.topic}-{log.partition} is not compacted: {why}" for log, why in self._problems.items())
+
+    def _forget_gone(self) -> None:
+        """Forget the problems of logs that this broker does not lead any more, or that are not compacted any more."""
+        for gone in [log for log in self._problems if log.closed or not log.config.compacts]:
+            del self._problems[gone]
 
     def figures(self) -> dict[str, float]:
         """Return metrics: counts since the start, and the largest share of dirty bytes now (0–1)."""
+        self._forget_gone()
         stats = self.stats
         ratios = [each.plan.dirty_ratio for each in self._plans()]
         return {
@@ -176,7 +184,7 @@ class LogCleaner:
                 "first_dirty_offset": plan.first_dirty,
                 "last_cleaned_ms": log.cleaning.last().cleaned_ms or None,
                 "running": log is self._running,
-                "problem": self._problems.get((log.topic, log.partition)),
+                "problem": self._problems.get(log),
             }
             for log, plan in self._plans()
         ]
@@ -220,7 +228,6 @@ class LogCleaner:
 
     async def clean(self, log: PartitionLog, plan: Round) -> bool:
         """Carry out one round; return whether all of it was. A failure is logged; `problems` shows one that lasts."""
-        name = (log.topic, log.partition)
         fields = {"topic": log.topic, "partition": log.partition}
         self._running = log
         cleaning: RoundCleaning | None = None
@@ -231,17 +238,17 @@ class LogCleaner:
             error = expected("partitions.cleaning", failure)
             self.stats.given_up += 1
             self.stats.workers_lost += isinstance(error, WorkerLost)
-            if log.closed or isinstance(error, (Closed, Unavailable)):
+            if log.closed or isinstance(error, (Closed, OffsetTrimmed, Unavailable)):
                 logger.info("log compaction interrupted", extra={**fields, "error": str(error)})
             else:
-                self._problems[name] = error.message
+                self._problems[log] = error.message
                 logger.warning("log compaction given up", extra={**fields, "error": str(error)})
             return False
         finally:
             self._running = None
             if cleaning is not None:
                 await cleaning.close()
-        self._problems.pop(name, None)
+        self._problems.pop(log, None)
         self.stats.rounds += 1
         logger.info("log compacted", extra={**fields, "first_dirty": plan.first_dirty, "end": end})
         return True

@@ -204,7 +204,8 @@ class Compactor:
         self._tasks = TaskSet("storage.compaction", self._failed)
         self.stats = CompactionStats()
         self.excluded: dict[int, str] = {}
-        """Objects that are not compacted, with the reason, until `readmit`. A new process detects them again."""
+        """Objects that are not compacted, with the reason, until `readmit`, or until they are destroyed. A new process
+        detects them again."""
         self.stopped: Exception | None = None
         """Why compaction has ended in this process; empty while it has not."""
         self.last_round_ms = 0
@@ -252,6 +253,7 @@ class Compactor:
 
     def status(self) -> dict[str, Any]:
         """Return the status as JSON."""
+        self._forget_destroyed()
         stats = self.stats
         return {
             "enabled": self._settings.enabled,
@@ -278,6 +280,7 @@ class Compactor:
 
     def figures(self) -> dict[str, int]:
         """Return metrics: counts since the start, and the number of objects excluded now."""
+        self._forget_destroyed()
         stats = self.stats
         return {
             "tasks": stats.tasks,
@@ -292,10 +295,16 @@ class Compactor:
 
     def problems(self) -> list[str]:
         """Return the problems that need an operator's attention, one sentence each."""
+        self._forget_destroyed()
         found = [f"object {object_id} cannot be compacted: {why}" for object_id, why in sorted(self.excluded.items())]
         if self.stopped is not None:
             found.append(f"compaction has ended: {self.stopped}")
         return found
+
+    def _forget_destroyed(self) -> None:
+        """Forget excluded objects that were trimmed, or deleted with their topic: nobody can verify them any more."""
+        for gone in [each for each in self.excluded if not self._view.is_committed(each)]:
+            del self.excluded[gone]
 
     # -- rounds
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, KafkaWorld
@@ -232,6 +233,52 @@ async def test_records_that_are_deleted_in_the_middle_of_a_round_stay_deleted(sh
         await here.check()
         assert await here.round(), here.cleaner.problems()
         assert await here.check() < 2 * KEYS + 40
+
+
+async def test_records_that_are_deleted_while_their_keys_are_read_are_no_problem() -> None:
+    async with cleaner_world() as here:
+        await here.write(300)  # in more objects than one read looks into
+        plan, pace = await here.plan(), here.cleaner.pace
+        has_deleted = False
+
+        async def delete(size: int) -> None:
+            nonlocal has_deleted
+            if not has_deleted:
+                has_deleted = True
+                await here.log.delete_records(plan.end)
+                await here.world.chill()
+                await here.log.apply_retention()
+                assert here.log.state.data.start_offset == plan.end
+            await pace(size)
+
+        here.cleaner.pace = delete  # type: ignore[method-assign]
+        assert not await here.cleaner.clean(here.log, plan)
+        assert has_deleted and here.cleaner.problems() == [], "the next round goes on from there"
+        await here.check()
+        await here.write(60, seed=2)
+        assert await here.round(), here.cleaner.problems()
+        await here.check()
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "policy"])
+async def test_a_problem_of_a_partition_is_over_when_it_is_not_compacted_here_any_more(how: str) -> None:
+    async with cleaner_world() as here:
+        await here.write(100)
+
+        async def merge_again(compaction: CompactObjects) -> None:
+            await here.merge(compaction)
+            here.objects.act = merge_again
+
+        here.objects.act = merge_again
+        assert not await here.round()
+        assert here.cleaner.problems() and here.cleaner.figures()["uncleanable_partitions"] == 1
+        if how == "moved":
+            await here.log.close()
+        elif how == "deleted":
+            await here.log.drop()
+        else:
+            here.log.config = msgspec.structs.replace(here.log.config, cleanup_policy="delete")
+        assert here.cleaner.problems() == [] and here.cleaner.figures()["uncleanable_partitions"] == 0
 
 
 async def test_segments_that_expire_in_the_middle_of_a_round_are_gone() -> None:

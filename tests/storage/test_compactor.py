@@ -190,6 +190,20 @@ async def test_an_input_that_is_missing_cut_or_has_a_bad_index_is_excluded(damag
     assert bad in world.committed()
 
 
+async def test_an_excluded_object_is_forgotten_when_its_topic_is_deleted() -> None:
+    world = CompactionWorld()
+    await world.fill(world.topic("a", 2), 5)
+    bad = sorted(world.committed())[2]
+    await world.store.delete([object_key("cluster-of-the-compaction", bad)])
+    compactor = world.compactor()
+    await compactor.run()
+    assert [f"object {bad}" in problem for problem in compactor.problems()] == [True]
+    world.delete_topic("a")
+    assert bad not in world.committed()
+    assert compactor.problems() == [] and compactor.status()["excluded"] == []
+    assert compactor.figures()["excluded"] == 0
+
+
 async def test_a_bad_transfer_is_asked_for_again() -> None:
     world = CompactionWorld()
     streams = world.topic("a", 2)
