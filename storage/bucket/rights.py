@@ -283,8 +283,14 @@ class _Tries:
             if stale:
                 await self._store.delete(stale)
 
+        async def abort() -> None:
+            for each in (await self._store.unfinished(PROBE_PREFIX))[:MAX_STALE]:
+                if each.started_ms < before_ms:
+                    await self._store.abort(each)
+
         if await self._quietly(find) is not None:
             self._left += stale
+        await self._quietly(abort)
 
     async def clean_up(self) -> None:
         """Remove everything that may still be there, and remember what could not be removed."""

@@ -175,6 +175,19 @@ async def test_what_may_not_be_deleted_is_named_and_removed_by_the_next_try_that
         assert checks(facts) == {"bucket.clock"}  # an hour off
 
 
+@pytest.mark.servers("moto")
+async def test_what_a_try_that_was_killed_has_left_is_removed_by_a_later_one(moto_server: S3Server) -> None:
+    class LaterClock(SystemClock):
+        def time_ms(self) -> int:
+            return super().time_ms() + 2 * STALE_MS
+
+    async with proxied(moto_server) as (_, store):
+        await store.put(f"{PROBE_PREFIX}1-object", [b"x"])
+        await store.begin_upload(f"{PROBE_PREFIX}1-parts")
+        await try_rights(store, LaterClock())
+        await nothing_left(store)
+
+
 # --- servers and ways to them that are wrong -------------------------------------------------------------------------
 
 
