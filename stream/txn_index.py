@@ -155,10 +155,10 @@ class TxnIndex:
         while at < end:
             rows += [AbortedTxn._make(row) for row in await self._index.read(at, end)]
             at = start + len(rows)
-        if not self._tail:
-            self._tail, self._tail_start = rows, start
-        else:  # entries were added during the read
-            self._tail[:0], self._tail_start = rows, start
+        # Others may have loaded the same meanwhile, which would be told twice then, or entries were added, which come
+        # after these.
+        if self._tail_start == end:
+            self._tail, self._tail_start = [*rows, *(self._tail or ())], start
 
 
 def _collect(rows: list[AbortedTxn], start_offset: int, end_offset: int, found: list[AbortedTxn]) -> bool:
