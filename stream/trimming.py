@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.runtime.errors import Unavailable
+from tidelog.storage.records import OffsetTrimmed
 from tidelog.stream.partition_state import PartitionState
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Trimmer:
             await state.data.trim(plan.log_start)
             await state.time.stream.trim(min(state.segments[0].time_start, plan.time_end))
             await state.txn.stream.trim(min(await state.txn.trim_point(plan.log_start), plan.txn_end))
+        except OffsetTrimmed:
+            return  # another call has gone further meanwhile; this plan, or the one after it, is looked at again
         except Unavailable as error:
             logger.warning("streams are not trimmed yet", extra={"stream": state.data.stream_id, "error": str(error)})
             return

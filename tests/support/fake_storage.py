@@ -91,6 +91,8 @@ class FakeStorage:
         self.reads = 0
         """Cold reads so far."""
         self.held: HeldRead | None = None
+        self.gates: dict[int, asyncio.Event] = {}
+        """By stream: what its next cold read waits for; taken out when that read begins."""
         self.records: dict[int, list[StreamEntry]] = {}
         self._tails: dict[int, list[UnconfirmedRecord]] = {}
         for wal_end, (stream_id, record) in enumerate(world.wal, start=1):
@@ -181,6 +183,9 @@ class FakeStorage:
             held.reached.set()
             await held.released.wait()
         self.reads += 1
+        gate = self.gates.pop(stream_id, None)
+        if gate is not None:
+            await gate.wait()
         return self._find(stream_id, start, end, max_bytes)
 
     def tail(self, stream_id: int, max_bytes: int) -> list[StreamEntry]:
