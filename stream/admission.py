@@ -14,6 +14,7 @@ from tidelog.batch.batch import (
     Compression,
     InvalidRecord,
     InvalidTimestamp,
+    RecordTooLarge,
     iter_records,
     parse_header,
     repack,
@@ -100,7 +101,7 @@ class Admission:
     def prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> tuple[memoryview, BatchHeader]:
         """Check timestamps and keys; return the batch in the topic's compression, writable, and its header.
 
-        `now_ms`: the wall clock. Raises `InvalidTimestamp`, `InvalidRecord`, `CorruptRecord`.
+        `now_ms`: the wall clock. Raises `InvalidTimestamp`, `InvalidRecord`, `CorruptRecord`, `RecordTooLarge`.
         """
         config = self._config
         if not self._log_append_time and (
@@ -112,6 +113,7 @@ class Admission:
             _require_keys(records, header)
         if self._codec is not None and header.compression != self._codec:
             records = memoryview(repack(records, self._codec))
+            _require_size(records, config)
             return records, parse_header(records)
         if records.readonly:
             records = memoryview(bytearray(records))
@@ -129,6 +131,16 @@ def _invalid_timestamp(header: BatchHeader, now_ms: int, config: LogConfig) -> I
         f"timestamp {header.base_timestamp} is over {config.message_timestamp_before_max_ms} ms before {now_ms}",
         hint="check the producer's clock, or message.timestamp.before.max.ms",
     )
+
+
+def _require_size(batch: memoryview, config: LogConfig) -> None:
+    """Check that a batch which was compressed anew is still within the topic's limit, as in Kafka."""
+    if len(batch) > config.max_message_bytes:
+        raise RecordTooLarge(
+            f"a record batch of {len(batch)} bytes, as {config.compression_type}, exceeds the limit of"
+            f" {config.max_message_bytes}",
+            hint="send smaller batches, or raise max.message.bytes of the topic",
+        )
 
 
 def _require_keys(batch: memoryview, header: BatchHeader) -> None:

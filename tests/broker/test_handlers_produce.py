@@ -236,6 +236,14 @@ async def test_a_batch_over_the_topic_limit_is_too_large() -> None:
         assert outcome(await produce(client, 9, {"t": {0: batch(bytes(2000))}})).error_code == 10
 
 
+async def test_a_batch_over_the_topic_limit_once_it_is_repacked_is_too_large() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", max_message_bytes="1000", compression_type="uncompressed")
+        sent = batch(bytes(60_000), compression=Compression.ZSTD)
+        assert outcome(await produce(client, 9, {"t": {0: sent}})).error_code == 10
+        assert world.log("t").log_end_offset == 0
+
+
 @pytest.mark.parametrize("acks", [-2, 2, 100])
 async def test_other_acks_are_refused(acks: int) -> None:
     async with KafkaWorld() as world, world.client() as client:

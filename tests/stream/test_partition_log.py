@@ -178,6 +178,21 @@ async def test_a_topics_own_compression_repacks_other_batches() -> None:
 
 
 @sync
+async def test_a_batch_that_a_topics_own_compression_makes_too_large_is_refused() -> None:
+    bench = Bench(LogConfig(compression_type="uncompressed", max_message_bytes=1000))
+    log = await bench.open()
+    large = bytes(batch(bytes(60_000), compression=Compression.ZSTD))
+    assert len(large) <= 1000
+    with pytest.raises(RecordTooLarge) as caught:
+        log.append(memoryview(bytearray(large)))
+    assert caught.value.kafka_code == 10
+    assert (log.log_end_offset, log.size_bytes()) == (0, 0)
+    log.config = LogConfig(compression_type="gzip", max_message_bytes=1000)
+    log.append(memoryview(bytearray(large)))
+    assert log.log_end_offset == 1
+
+
+@sync
 async def test_duplicates_return_the_original_offsets() -> None:
     log = await Bench().open()
     log.append(batch(b"other"))
