@@ -12,12 +12,13 @@ from __future__ import annotations
 from tidelog.batch.batch import (
     BatchHeader,
     Compression,
+    CorruptRecord,
     InvalidRecord,
     InvalidTimestamp,
     RecordTooLarge,
-    iter_records,
     parse_header,
     repack,
+    scan,
 )
 from tidelog.runtime.clock import Clock
 from tidelog.stream.errors import EarlierBatchMissing, OutOfOrderSequence
@@ -144,8 +145,12 @@ def _require_size(batch: memoryview, config: LogConfig) -> None:
 
 
 def _require_keys(batch: memoryview, header: BatchHeader) -> None:
-    """Check that every record for a compacted topic has a key."""
-    bad = [index for index, record in enumerate(iter_records(batch, header=header)) if record.key is None]
+    """Check that every record for a compacted topic has a key, and its place in the batch: compaction goes by both."""
+    try:
+        records = scan(batch, header)
+    except CorruptRecord as error:
+        raise InvalidRecord(f"a compacted topic takes no batch that cannot be read: {error.message}") from error
+    bad = [index for index, key in enumerate(records.keys) if key is None]
     if bad:
         why = "Compacted topic cannot accept message without key"
         raise InvalidRecord(

@@ -7,17 +7,21 @@ happens when a round has written an output, and before the controller gets its c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, KafkaWorld
 from tests.support.storage_world import inline
-from tidelog.batch.batch import Record, build_batch, iter_batches, iter_records
+from tidelog.batch.batch import HEADER_BYTES, InvalidRecord, Record, build_batch, iter_batches, iter_records
+from tidelog.batch.codec import encode_record
 from tidelog.broker.objects.compaction_view import ImageView
 from tidelog.broker.partitions.log_cleaner import MAX_REFUSALS, LogCleaner
 from tidelog.broker.settings import LogSettings
@@ -158,6 +162,15 @@ class CleanerWorld:
         return len(everything)
 
 
+def misnumbered(now_ms: int) -> memoryview:
+    """Two records that both say that they are the first one of their batch."""
+    record = Record(0, now_ms, b"key-0", b"v", ())
+    batch = bytearray(build_batch([record, record]))
+    batch[HEADER_BYTES:] = encode_record(record, 0, 0) * 2
+    struct.pack_into(">I", batch, 17, crc32c(batch[21:]))
+    return memoryview(batch)
+
+
 @asynccontextmanager
 async def cleaner_world(**configs: str) -> AsyncIterator[CleanerWorld]:
     async with KafkaWorld(upload=UPLOAD) as world:
@@ -176,6 +189,15 @@ async def test_a_round_leaves_each_keys_last_record() -> None:
         assert await here.check() == 400
         assert await here.round()
         assert here.log.cleaning.last().first_dirty > 350
+        assert await here.check() < 2 * KEYS + 40
+
+
+async def test_a_batch_whose_records_are_not_where_it_says_does_not_end_the_compaction_of_its_partition() -> None:
+    async with cleaner_world() as here:
+        with contextlib.suppress(InvalidRecord):
+            here.log.append(misnumbered(here.clock.time_ms()))
+        await here.write(100)
+        assert await here.round(), here.cleaner.problems()
         assert await here.check() < 2 * KEYS + 40
 
 

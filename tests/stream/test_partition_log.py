@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from tests.support.fake_storage import DATA, META, TIME, TXN, FakeClock, FakeWorld, Process
 from tests.support.guarded import append_guarded
 from tidelog.batch.batch import (
+    HEADER_BYTES,
     Compression,
     ControlType,
     InvalidRecord,
@@ -23,6 +26,7 @@ from tidelog.batch.batch import (
     iter_records,
     parse_header,
 )
+from tidelog.batch.codec import encode_record
 from tidelog.runtime.errors import Closed
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFailed, WalFull
@@ -138,6 +142,17 @@ async def test_null_keys_on_a_compacted_topic_are_named() -> None:
     assert log.log_end_offset == 0
     log.append(batch(b"a", compression=Compression.ZSTD))
     log.append(batch(None))
+
+
+@sync
+async def test_records_that_are_not_where_their_batch_says_are_refused_on_a_compacted_topic() -> None:
+    log = await Bench(LogConfig(cleanup_policy="compact")).open()
+    two = bytearray(batch(b"a", b"b", timestamp=-1))
+    two[HEADER_BYTES:] = encode_record(Record(0, NOW, b"k", b"a"), 0, 0) * 2
+    struct.pack_into(">I", two, 17, crc32c(two[21:]))
+    with pytest.raises(InvalidRecord) as caught:
+        log.append(memoryview(two))
+    assert (caught.value.kafka_code, log.log_end_offset) == (87, 0)
 
 
 @sync
