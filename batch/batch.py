@@ -58,6 +58,7 @@ __all__ = [
     "set_base_offset",
     "set_leader_epoch",
     "set_log_append_time",
+    "set_max_timestamp",
 ]
 
 
@@ -241,6 +242,11 @@ def set_log_append_time(batch: memoryview | bytearray, timestamp_ms: int) -> Non
     """Set the LogAppendTime attribute and the max timestamp, and recompute the CRC, in place."""
     (attributes,) = _INT16.unpack_from(batch, _ATTRIBUTES_AT)
     _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | _LOG_APPEND_TIME)
+    set_max_timestamp(batch, timestamp_ms)
+
+
+def set_max_timestamp(batch: memoryview | bytearray, timestamp_ms: int) -> None:
+    """Set the max timestamp, and recompute the CRC, in place."""
     _INT64.pack_into(batch, 35, timestamp_ms)
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
 

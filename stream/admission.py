@@ -16,13 +16,15 @@ from tidelog.batch.batch import (
     InvalidRecord,
     InvalidTimestamp,
     RecordTooLarge,
+    iter_records,
     parse_header,
     repack,
     scan,
+    set_max_timestamp,
 )
 from tidelog.runtime.clock import Clock
 from tidelog.stream.errors import EarlierBatchMissing, OutOfOrderSequence
-from tidelog.stream.log_config import LogConfig
+from tidelog.stream.log_config import INT64_MAX, LogConfig
 from tidelog.stream.partition_state import PartitionState
 from tidelog.stream.producer_state import BatchEntry
 
@@ -35,6 +37,9 @@ _CODECS = {
 }
 _MAX_RECORD_ERRORS = 100
 """Bound of the records without a key that a response names."""
+MAX_RECORDS_READ = 65_536
+"""Bound of the records that are read for a batch's largest timestamp: the event loop waits for it. Sarama's batches
+have fewer, by its own default limit of their bytes."""
 
 EARLIER_BATCH_S = 10.0
 """How long after its opening, or after it refused a batch for want of room, a log takes a gap in a producer's sequences
@@ -105,6 +110,8 @@ class Admission:
         `now_ms`: the wall clock. Raises `InvalidTimestamp`, `InvalidRecord`, `CorruptRecord`, `RecordTooLarge`.
         """
         config = self._config
+        if header.max_timestamp < header.base_timestamp and not self._log_append_time:
+            records, header = _with_max_timestamp(records, header)
         if not self._log_append_time and (
             header.max_timestamp > now_ms + config.message_timestamp_after_max_ms
             or 0 <= header.base_timestamp < now_ms - config.message_timestamp_before_max_ms
@@ -119,6 +126,29 @@ class Admission:
         if records.readonly:
             records = memoryview(bytearray(records))
         return records, header
+
+
+def _with_max_timestamp(batch: memoryview, header: BatchHeader) -> tuple[memoryview, BatchHeader]:
+    """Return a batch that does not tell its largest timestamp with it, as Kafka's brokers do.
+
+    Lookups by time and retention go by it; Sarama before 1.45.1 sends -1.
+    """
+    if header.count > MAX_RECORDS_READ:
+        raise InvalidRecord(
+            f"a record batch of {header.count} records tells {header.max_timestamp} for its largest timestamp, which is"
+            f" less than its first, {header.base_timestamp}",
+            hint="update the client, or let it send smaller batches",
+        )
+    try:
+        largest = max(record.timestamp for record in iter_records(batch, header=header))
+    except CorruptRecord as error:
+        raise InvalidRecord(f"the timestamps of a record batch cannot be read: {error.message}") from error
+    if not -INT64_MAX <= largest <= INT64_MAX:
+        raise InvalidRecord(f"a record batch has the timestamp {largest}, which is no int64")
+    if batch.readonly:
+        batch = memoryview(bytearray(batch))
+    set_max_timestamp(batch, largest)
+    return batch, parse_header(batch)
 
 
 def _invalid_timestamp(header: BatchHeader, now_ms: int, config: LogConfig) -> InvalidTimestamp:

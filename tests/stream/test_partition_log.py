@@ -30,6 +30,7 @@ from tidelog.batch.codec import encode_record
 from tidelog.runtime.errors import Closed
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFailed, WalFull
+from tidelog.stream.admission import MAX_RECORDS_READ
 from tidelog.stream.errors import FencedLeaderEpoch, OffsetOutOfRange, OutOfOrderSequence, UnknownLeaderEpoch
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_log import AppendResult, PartitionLog
@@ -179,6 +180,63 @@ async def test_create_time_keeps_the_producers_timestamps_within_bounds() -> Non
         with pytest.raises(InvalidTimestamp) as caught:
             log.append(batch(timestamp=timestamp))
         assert caught.value.kafka_code == 32
+
+
+def untold(*timestamps: int, compression: int = Compression.NONE) -> memoryview:
+    """A batch without its largest timestamp, as Sarama sent it before 1.45.1."""
+    records = [Record(0, timestamp, b"k", b"v") for timestamp in timestamps]
+    sent = bytearray(build_batch(records, compression=compression))
+    struct.pack_into(">q", sent, 35, -1)
+    struct.pack_into(">I", sent, 17, crc32c(sent[21:]))
+    return memoryview(sent)
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.SNAPPY])
+def test_the_largest_timestamp_of_a_batch_that_does_not_tell_it_is_found(codec: Compression) -> None:
+    async def check() -> None:
+        log = await Bench().open()
+        log.append(untold(NOW, NOW + 20, NOW + 10, compression=codec))
+        log.append(untold(NOW + 30, compression=codec).toreadonly())
+        first, second = (await log.read(0, 1 << 20, committed=False)).records
+        assert [parse_header(each).max_timestamp for each in (first, second)] == [NOW + 20, NOW + 30]
+        assert check_crc(first) and check_crc(second)
+        found = [await log.offset_for_timestamp(NOW + later) for later in (0, 11, 21, 31)]
+        assert [one and one.offset for one in found] == [0, 1, 3, None]
+        assert await log.offset_of_max_timestamp() == (3, NOW + 30, log.leader_epoch)
+
+    asyncio.run(check())
+
+
+@sync
+async def test_a_largest_timestamp_that_is_not_told_is_within_the_topics_bounds_too() -> None:
+    log = await Bench(LogConfig(message_timestamp_after_max_ms=2000)).open()
+    with pytest.raises(InvalidTimestamp):
+        log.append(untold(NOW, NOW + 2001))
+    assert log.log_end_offset == 0
+    log.append(untold(NOW, NOW + 2000))
+
+
+@sync
+async def test_a_largest_timestamp_that_is_no_timestamp_is_refused() -> None:
+    log = await Bench().open()
+    for timestamp in (1 << 63, -1 << 64):
+        sent = bytearray(batch(b"v", timestamp=NOW))
+        sent[HEADER_BYTES:] = encode_record(Record(0, NOW, b"k", b"v"), 0, timestamp)
+        struct.pack_into(">i", sent, 8, len(sent) - 12)
+        struct.pack_into(">q", sent, 35, -1)
+        struct.pack_into(">I", sent, 17, crc32c(sent[21:]))
+        with pytest.raises(InvalidRecord):
+            log.append(memoryview(sent))
+    assert log.log_end_offset == 0
+
+
+@sync
+async def test_a_largest_timestamp_that_takes_too_long_to_find_is_refused() -> None:
+    log = await Bench().open()
+    with pytest.raises(InvalidRecord):
+        log.append(untold(*[NOW] * (MAX_RECORDS_READ + 1), compression=Compression.ZSTD))
+    assert log.log_end_offset == 0
+    log.append(untold(*[NOW] * MAX_RECORDS_READ, compression=Compression.ZSTD))
 
 
 @sync
