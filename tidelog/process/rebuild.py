@@ -127,8 +127,8 @@ async def prepare(
 async def _refuse_bucket_wal(store: ObjectStore, content: BucketContent) -> None:
     """Refuse a WAL in the bucket that is not committed: it holds acknowledged records, which are not read here.
 
-    What a broker told of its WAL may have changed since the state was written, unless that was at a clean stop. So the
-    WAL's objects are looked at, too.
+    What a broker told of its WAL may have changed since the state was written, also if a controller wrote that as its
+    last act: a broker that no controller answers goes on. So the WAL's objects are looked at, too.
     """
     tables, cluster_id = content.state.tables, content.base.cluster_id
     for broker in tables.brokers.values():
@@ -137,7 +137,7 @@ async def _refuse_bucket_wal(store: ObjectStore, content: BucketContent) -> None
             continue
         note, committed = note_in(tables.kv.rows, broker.id), record.committed_wal_offset
         if note is not None and is_committed(note, committed):
-            if content.base.closed or not await _has_records(store, cluster_id, broker.id, committed):
+            if not await _has_records(store, cluster_id, broker.id, committed):
                 continue
             why = f"the WAL has records beyond WAL offset {committed}, up to which the metadata knows it as committed"
         else:
