@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.backends import QUIET, create_topic, read_topic, s3_flags
-from tests.e2e.test_rebuild import SOON, metadata_written
+from tests.e2e.test_rebuild import NOT_UPLOADED, SOON, metadata_written, write
 from tests.e2e.test_wipe import PARTITIONS, TOPIC, check_all, fill, send_idempotent, upload_everything
 from tests.support.bucket_files import bucket_files
 from tests.support.cli import Cli
@@ -72,6 +72,32 @@ def test_a_restored_cluster_has_all_that_was_uploaded(
     with running(new, SOON) as process:
         check_all(process, before, producer_id, offset)
         assert read_topic(process.bootstrap, TOPIC, PARTITIONS) == before
+        assert process.stop() == 0, process.tail()
+
+
+@pytest.mark.slow
+def test_a_cluster_with_its_wal_in_the_bucket_is_restored_from_a_backup_beside_its_work(tmp_path: Path) -> None:
+    data, place, new = tmp_path / "data", tmp_path / "backup", tmp_path / "new"
+    in_bucket = ["--wal", "s3", *NOT_UPLOADED, *SOON]
+    with running(data, in_bucket) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        fill(process.bootstrap)
+        upload_everything(process.bootstrap)
+        before = read_topic(process.bootstrap, TOPIC, PARTITIONS)
+        write(process, b"only in the WAL", 1)
+        metadata_written(process)
+        cluster("backup", "--data-dir", data, "--to", place)
+        process.kill()
+    planned = cluster("restore", "--from", place, "--data-dir", new, "--dry-run")
+    assert {one["what"] for one in planned["lost"]} == {"not uploaded"}
+    cluster("restore", "--from", place, "--data-dir", new, "--yes")
+    with running(new, in_bucket) as process:
+        assert read_topic(process.bootstrap, TOPIC, PARTITIONS) == before
+        write(process, b"in the restored cluster", 1)
+        process.kill()
+        port = process.port
+    with running(new, in_bucket, port) as process:
+        assert len(read_topic(process.bootstrap, TOPIC, PARTITIONS)) == len(before) + 1
         assert process.stop() == 0, process.tail()
 
 

@@ -12,9 +12,11 @@ from tidelog.cli.options import load_config
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, state_key
 from tidelog.controller.model.wal_notes import WalNote
+from tidelog.process.backup import back_up
 from tidelog.process.rebuild import prepare
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import InvalidInput
+from tidelog.storage.bucket.local import LocalObjectStore
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.settings import WalSettings
@@ -70,4 +72,23 @@ async def test_what_was_acknowledged_without_controllers_is_not_given_up(closed:
     await bucket.write()
     with pytest.raises(InvalidInput, match="has records beyond WAL offset"):
         await prepare(config, bucket, 1, CLUSTER)
+    await bucket.wal.close()
+
+
+async def test_a_backup_from_beside_the_work_can_be_restored(tmp_path: Path) -> None:
+    """It has no WAL that could be recovered: what only that had is lost, and is named."""
+    bucket, config = WalInBucket(), load_config(None, (), node__data_dir=str(tmp_path)).config
+    await bucket.begin()
+    await bucket.write()
+    bucket.note(may_grow=True)
+    await bucket.write_state(closed=False)
+    with pytest.raises(InvalidInput, match="does not say that everything in it is committed"):
+        await prepare(config, bucket, 1, CLUSTER)
+    copy = LocalObjectStore(tmp_path / "copy")
+    await back_up(bucket, copy, CLUSTER, SystemClock(), kept=1)
+    report = (await prepare(config, copy, 1, CLUSTER, of_backup=True)).report
+    assert [(one.what, one.topic, one.from_offset, one.to_offset) for one in report.lost] == [
+        ("not uploaded", "t", 0, -1)
+    ]
+    await copy.close()
     await bucket.wal.close()

@@ -106,11 +106,17 @@ async def prepare(
     brokers: int,
     cluster_id: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    of_backup: bool = False,
 ) -> Prepared:
-    """Read the bucket and compute the new state. Raises `NotFound`, `InvalidInput`, `CorruptData`, `Unavailable`."""
+    """Read the bucket and compute the new state. Raises `NotFound`, `InvalidInput`, `CorruptData`, `Unavailable`.
+
+    `of_backup`: the bucket is a copy, which has no WAL: what only that had is lost, wherever it was.
+    """
     content = await read_bucket(store, cluster_id or await only_cluster(store), progress)
     tables = content.state.tables
-    await _refuse_bucket_wal(store, content)
+    if not of_backup:
+        await _refuse_bucket_wal(store, content)
     ids = broker_ids(config, brokers)
     plan = make_plan(tables, content.listed, content.found)
     lost = _left_out(tables, plan)

@@ -194,7 +194,7 @@ async def _restore(
     try:
         source = backup_store.for_purpose(Purpose.METADATA)
         with ProgressBar("reading", unit="objects") as progress:
-            planned = await prepare(config, source, brokers, cluster_id, progress.update)
+            planned = await prepare(config, source, brokers, cluster_id, progress.update, of_backup=True)
         report = msgspec.structs.replace(planned.report, living_owner="")  # a backup has none
         document = msgspec.to_builtins(report)
         output.emit(json.dumps(document, indent=2) if style == "json" else render_report(document))
@@ -209,7 +209,8 @@ async def _restore(
             with ProgressBar("copying") as progress:
                 await copies.restore(source, target, report.cluster_id, progress.update)
             with ProgressBar("reading", unit="objects") as progress:
-                prepared = await prepare(config, target, brokers, report.cluster_id, progress.update)
+                cluster, told = report.cluster_id, progress.update
+                prepared = await prepare(config, target, brokers, cluster, told, of_backup=True)
             await carry_out(loaded, target, prepared, take_over=True)  # nobody else has written there
             return prepared.report
         finally:
