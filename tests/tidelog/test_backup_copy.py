@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.controller.controller_helpers import TOPIC, Driver
+from tests.controller.controller_helpers import TOPIC, Driver, until
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, state_key
-from tidelog.process.backup import back_up, restore
+from tidelog.process.backup import BackupReport, back_up, restore
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import CorruptData, InvalidInput
+from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
 from tidelog.storage.bucket.local import LocalObjectStore
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.commits import NewObject, ObjectKind, pack_ranges
@@ -21,6 +22,7 @@ from tidelog.storage.records import StreamEntry
 
 CLUSTER = "cluster"
 CLOCK = SystemClock()
+Copying = asyncio.Task[BackupReport]
 
 
 class Bucket(MemoryObjectStore):
@@ -35,6 +37,9 @@ class Bucket(MemoryObjectStore):
         self.driver.run(c.OpenStreams(0, self.epoch, ((self.stream, self.epoch),)))
         self.end = 0
         self.short_by = 0
+        self.held: dict[str, asyncio.Event] = {}
+        """Objects that are given out only when a test lets them go, from when it says so."""
+        self.asked: set[str] = set()
 
     async def upload(self) -> str:
         """Commit one more object; return its key."""
@@ -54,15 +59,23 @@ class Bucket(MemoryObjectStore):
         self.end += 1
         return object_key(CLUSTER, object_id)
 
-    async def write_state(self) -> str:
+    async def write_state(self, generation: int = 1) -> str:
         """Write the metadata of now; return its key."""
         state = self.driver.state
-        key = state_key(CLUSTER, 1, state.applied_index)
-        body = BucketState(CLUSTER, 1, state.applied_index, state.version, 1, 0, False, state.dump())
+        key = state_key(CLUSTER, generation, state.applied_index)
+        body = BucketState(CLUSTER, generation, state.applied_index, state.version, 1, 0, False, state.dump())
         await self.put(key, [encode_state(body)])
         return key
 
+    def hold(self, key: str) -> asyncio.Event:
+        """Give an object out only after the returned event, to whoever asks for it from now until `hold` of another."""
+        self.held, self.asked = {key: asyncio.Event()}, set()
+        return self.held[key]
+
     async def get(self, key: str) -> bytes:
+        self.asked.add(key)
+        if key in self.held:
+            await self.held[key].wait()
         data = await super().get(key)
         return data[: len(data) - self.short_by] if "/objects/" in key else data
 
@@ -128,6 +141,69 @@ async def test_a_short_answer_is_not_copied_and_a_second_attempt_goes_on(tmp_pat
     assert await keys(target, "/objects/") == set()
     source.short_by = 0
     assert (await back_up(source, target, CLUSTER, CLOCK, kept=1)).copied == 1
+    await target.close()
+
+
+class Place(MemoryObjectStore):
+    """Where a backup is."""
+
+    @property
+    def url(self) -> str:
+        return "memory:backup"
+
+
+async def two_at_once(source: Bucket, target: Place) -> tuple[Copying, Copying, list[asyncio.Event]]:
+    """Two backups to one place, each on its way: one of an object, the next one of newer metadata with two more."""
+    keys_of = [await source.upload()]
+    await source.write_state()
+    events = [source.hold(keys_of[0])]
+    older = asyncio.create_task(back_up(source, target, CLUSTER, CLOCK, kept=1))
+    await until(lambda: keys_of[0] in source.asked)
+    keys_of += [await source.upload(), await source.upload()]
+    await source.write_state()
+    events.append(source.hold(keys_of[2]))
+    newer = asyncio.create_task(back_up(source, target, CLUSTER, CLOCK, kept=1))
+    await until(lambda: keys_of[2] in source.asked)
+    await until(lambda: " ".join(target.keys()).count("/objects/") == 2)
+    return older, newer, events
+
+
+@pytest.mark.parametrize("older_first", [True, False])
+async def test_of_two_backups_at_the_same_time_the_newer_one_is_whole(older_first: bool, tmp_path: Path) -> None:
+    source, target, new = Bucket(), Place(), LocalObjectStore(tmp_path / "new")
+    older, newer, (of_older, of_newer) = await two_at_once(source, target)
+    if older_first:
+        of_older.set()
+        await older
+        of_newer.set()
+        await newer
+    else:
+        of_newer.set()
+        await newer
+        of_older.set()
+        with pytest.raises(Unavailable, match="newer metadata"):
+            await older
+        assert len(await keys(target, "/state-")) == 1
+    assert (await restore(target, new, CLUSTER)).copied == 3
+    assert (await back_up(source, target, CLUSTER, CLOCK, kept=1)).copied == 0
+    await new.close()
+
+
+async def test_a_backup_of_a_rebuilt_cluster_is_not_pruned_by_one_of_the_old_cluster(tmp_path: Path) -> None:
+    """Nor is the old cluster's new backup deleted at once because the other's are of a later generation."""
+    old, rebuilt, target = Bucket(), Bucket(), LocalObjectStore(tmp_path / "backup")
+    await old.upload()
+    await old.write_state()
+    await back_up(old, target, CLUSTER, CLOCK, kept=1)
+    await rebuilt.upload()
+    await rebuilt.write_state(generation=2)
+    await back_up(rebuilt, target, CLUSTER, CLOCK, kept=1)
+    before = await keys(target, "")
+    await old.upload()
+    await old.write_state()
+    with pytest.raises(InvalidInput, match="generation 2"):
+        await back_up(old, target, CLUSTER, CLOCK, kept=1)
+    assert await keys(target, "") == before
     await target.close()
 
 

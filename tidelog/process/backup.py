@@ -11,6 +11,9 @@ A cluster replaces objects while they are copied, and deletes the old ones after
 gone, a newer state tells what took its place: the copy goes on with that one.
 
 A target is marked as a backup before anything else, and only what is marked, and not used by a cluster, is pruned.
+Several copies to one target at the same time leave the newest state whole: a copy deletes only what was there before it
+looked for its state, or what it copied itself, and what newer metadata does not name is in none that is newer still.
+An older state is not put beside a newer one: its objects may have been pruned, and so would it be.
 
 Entry: `back_up`, `restore`.
 """
@@ -18,7 +21,7 @@ Entry: `back_up`, `restore`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -80,13 +83,16 @@ async def back_up(
 ) -> BackupReport:
     """Copy a cluster; `kept` states stay in the target. May be repeated: what the target has is not copied again.
 
-    Raises `NotFound`, `InvalidInput` for a target that is no backup, `CorruptData` for a damaged object, `Unavailable`.
+    Raises `NotFound`, `InvalidInput` for a target that is no backup, or of a cluster that was rebuilt from this one,
+    `CorruptData` for a damaged object, `Unavailable`.
     """
     if source.url == target.url:
         raise InvalidInput(f"the copy would be written over its source, {source.url}", hint="give another place")
     await _mark(target, cluster_id)
     copy = _Copy(source, target, cluster_id, progress)
+    await copy.look()
     base = await _newest(source, cluster_id)
+    await _refuse_newer(target, base)
     for _ in range(MAX_ROUNDS):
         objects = _named(base)
         gone = await copy.copy(objects)
@@ -98,8 +104,9 @@ async def back_up(
             f"objects of {source.url} are deleted sooner than they are copied",
             hint="raise upload.delete_delay_ms for the time of the backup, or try again: what is copied stays",
         )
+    await _refuse_newer(target, base)
     await copy.finish(base)
-    return copy.report(base, objects, await _prune(target, cluster_id, kept))
+    return copy.report(base, objects, await _prune(target, cluster_id, kept, copy.there))
 
 
 async def restore(
@@ -115,6 +122,7 @@ async def restore(
             hint="restore into another bucket or prefix; `tidelog cluster rebuild` uses what is in this one",
         )
     copy = _Copy(backup, target, cluster_id, progress)
+    await copy.look()
     base = await _newest(backup, cluster_id)
     objects = _named(base)
     gone = await copy.copy(objects)
@@ -141,25 +149,50 @@ async def _mark(target: ObjectStore, cluster_id: str) -> None:
     await target.put(marker, [f"backup of cluster {cluster_id}\n".encode()])
 
 
+async def _refuse_newer(target: ObjectStore, base: BucketState) -> None:
+    """Refuse a target with newer metadata than is to be put there.
+
+    Raises `InvalidInput` if that is of a rebuilt cluster, else `Unavailable`.
+    """
+    cluster_id = base.cluster_id
+    listed = [parse_state_key(info.key) async for info in target.list(metadata_prefix(cluster_id))]
+    newest = max((one for one in listed if one is not None), default=None)
+    if newest is None or newest <= (base.generation, base.index):
+        return
+    if newest.generation > base.generation:
+        raise InvalidInput(
+            f"{target.url} holds backups of generation {newest.generation} of cluster {cluster_id}, which was rebuilt"
+            f" from this one; this one is of generation {base.generation}",
+            hint="give each of the two clusters a place of its own",
+        )
+    raise Unavailable(
+        f"{target.url} holds a backup of newer metadata (log index {newest.log_index}) than this one's ({base.index})",
+        hint="one that was made at the same time has ended: nothing is to be done. If there was none, the source's"
+        " newest metadata is damaged: `tidelog cluster rebuild --dry-run` names it",
+    )
+
+
 class _Copy:
-    """The objects of one copy."""
+    """The objects of one copy. `look` comes first."""
 
     def __init__(self, source: ObjectStore, target: ObjectStore, cluster_id: str, progress: Progress) -> None:
         self._source = source
         self._target = target
         self._cluster_id = cluster_id
         self._progress = progress
-        self._there: dict[str, int] | None = None
+        self.there: dict[str, int] = {}
+        """Sizes of the target's objects, by key: those that `look` found, and those that were copied."""
         self.copied = 0
         self.copied_bytes = 0
 
+    async def look(self) -> None:
+        """List the target's objects, before the state of the source is read."""
+        self.there = {info.key: info.size async for info in self._target.list(object_prefix(self._cluster_id))}
+
     async def copy(self, objects: dict[int, int]) -> list[int]:
         """Copy objects (sizes by id) that the target lacks; return those that the source does not have any more."""
-        if self._there is None:
-            listing = self._target.list(object_prefix(self._cluster_id))
-            self._there = {info.key: info.size async for info in listing}
         keys = {object_id: object_key(self._cluster_id, object_id) for object_id in objects}
-        wanted = [one for one in sorted(objects) if self._there.get(keys[one]) != objects[one]]
+        wanted = [one for one in sorted(objects) if self.there.get(keys[one]) != objects[one]]
         total = self.copied_bytes + sum(objects[one] for one in wanted)
         gone: list[int] = []
         for first in range(0, len(wanted), COPIES):
@@ -176,7 +209,6 @@ class _Copy:
         return gone
 
     async def _copy_one(self, key: str, size: int) -> bool:
-        assert self._there is not None
         try:
             data = await self._source.get(key)
         except ObjectNotFound:
@@ -190,7 +222,7 @@ class _Copy:
                 hint="`tidelog object verify` shows all damage; earlier backups stay as they are",
             )
         await self._target.put(key, [data])
-        self._there[key] = size
+        self.there[key] = size
         self.copied, self.copied_bytes = self.copied + 1, self.copied_bytes + size
         return True
 
@@ -247,8 +279,11 @@ def _named(base: BucketState) -> dict[int, int]:
     return {one: state.tables.objects.rows[one].size for one in state.tables.index.live_slices}
 
 
-async def _prune(target: ObjectStore, cluster_id: str, kept: int) -> int:
-    """Delete all but the newest states, and then what no state names; return the number of objects."""
+async def _prune(target: ObjectStore, cluster_id: str, kept: int, known: Collection[str]) -> int:
+    """Delete all but the newest states, and then what no state names, of the objects known here; return their number.
+
+    Another object may be of a copy that is under way.
+    """
     infos = [info.key async for info in target.list(metadata_prefix(cluster_id))]
     names = sorted((name, key) for key in infos if (name := parse_state_key(key)) is not None)
     old = [key for _, key in names[:-kept]]
@@ -257,7 +292,8 @@ async def _prune(target: ObjectStore, cluster_id: str, kept: int) -> int:
     named: set[str] = set()
     for _, key in names[-kept:]:
         named |= {object_key(cluster_id, one) for one in _named(decode_state(await target.get(key), key=key))}
-    extra = [info.key async for info in target.list(object_prefix(cluster_id)) if info.key not in named]
+    listing = target.list(object_prefix(cluster_id))
+    extra = [info.key async for info in listing if info.key in known and info.key not in named]
     if extra:
         await target.delete(extra)
     return len(extra)
