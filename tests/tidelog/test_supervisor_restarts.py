@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
+import os
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from itertools import chain, repeat
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.controller.controller_helpers import until
@@ -22,6 +27,7 @@ from tidelog.runtime.errors import TidelogError
 STORAGE_FAILED = 6
 NOT_READY = False
 RUNS = None
+NO_PROCESS = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 class Process:
@@ -64,18 +70,20 @@ class Process:
 
 
 class Processes:
-    """How each start of each node goes: with `RUNS` it is ready and runs until it is ended."""
+    """How each start of each node goes: with `RUNS` it is ready and runs until it is ended, an error is raised."""
 
     def __init__(self) -> None:
-        self.ends: dict[int, Iterator[tuple[int, bool] | None]] = {}
+        self.ends: dict[int, Iterator[tuple[int, bool] | OSError | None]] = {}
         self.starts: dict[int, int] = {}
         self.newest: dict[int, Process] = {}
 
     async def launch(self, loaded: Loaded, _parent: int) -> Process:
         node = loaded.config.node.id
         self.starts[node] = self.starts.get(node, 0) + 1
-        process = self.newest[node] = Process()
         end = next(self.ends[node])
+        if isinstance(end, OSError):
+            raise end
+        process = self.newest[node] = Process()
         if end is RUNS or end[1]:
             process.says(f"{supervisor.READY_PREFIX}127.0.0.1:1")
         if end is not RUNS:
@@ -271,3 +279,46 @@ async def test_a_broker_that_cannot_start_again_is_given_up_and_does_not_end_the
         above.stop()
         assert await running == 8
     assert processes.starts == {1: 1, 2: 1 + supervisor.FUTILE_STARTS}
+
+
+async def test_a_process_that_the_system_cannot_start_now_is_started_later(
+    tmp_path: Path, processes: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = loaded(tmp_path)
+    processes.ends = {1: iter([RUNS]), 2: iter([NO_PROCESS, (-9, True), NO_PROCESS, NO_PROCESS, RUNS])}
+    above = Supervisor(cluster_layout.plan(base, 2), lambda _bootstrap: None, base, processes.launch)
+    running = asyncio.create_task(above.run())
+    async with asyncio.timeout(10.0):
+        await until(lambda: processes.starts.get(2) == 5)
+        assert not running.done()
+        above.stop()
+        assert await running == 0
+    assert "broker process 2 cannot be started: [Errno 11] Resource temporarily unavailable" in capsys.readouterr().err
+
+
+async def test_a_process_that_the_system_never_starts_ends_the_supervisor(tmp_path: Path, processes: Processes) -> None:
+    one = loaded(tmp_path)
+    processes.ends[one.config.node.id] = repeat(NO_PROCESS)
+    async with asyncio.timeout(10.0):
+        assert await Supervisor([one], lambda _bootstrap: None, one, processes.launch).run() == STORAGE_FAILED
+    assert processes.starts[one.config.node.id] == supervisor.FUTILE_STARTS
+
+
+async def test_processes_are_started_again_although_nobody_can_be_told(
+    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal is gone, or the program that read what is said."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    one = loaded(tmp_path)
+    processes.ends[one.config.node.id] = iter([(-9, True), (supervisor.RESTART_EXIT_CODE, True), (5, True), RUNS])
+    with os.fdopen(write_end, "wb", buffering=0) as nowhere:
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(nowhere, write_through=True))
+        above = Supervisor([one], click.echo, one, processes.launch)
+        running = asyncio.create_task(above.run())
+        async with asyncio.timeout(10.0):
+            await until(lambda: processes.starts.get(one.config.node.id) == 4)
+            processes.newest[one.config.node.id].says("a line for whoever reads it")
+            above.stop()
+            assert await running == 0

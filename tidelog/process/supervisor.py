@@ -4,9 +4,9 @@ If a child fails before its first readiness, the supervisor ends with the same e
 restart may help. A broker added to a running cluster that fails so is given up, and its own error is the answer to the
 request. After any other end it restarts the child after a growing, jittered delay, which is reset once the child has
 been ready for a while; one that ended because an operator asked for a restart is started at once. A failed storage
-(exit code 6) or a taken port is often cured by a restart, but after `FUTILE_STARTS` in a row the supervisor ends, or
-gives up this child alone if others run. When the supervisor is killed, its children notice it by a pipe and stop as
-when it stops them, so no process is left behind.
+(exit code 6), a process that the system cannot start (which counts as that), or a taken port is often cured by another
+attempt, but after `FUTILE_STARTS` in a row the supervisor ends, or gives up this child alone if others run. When the
+supervisor is killed, its children notice it by a pipe and stop as when it stops them, so no process is left behind.
 
 A child gets its configuration in an anonymous in-memory file: credentials are on no disk, and no file is left however
 the supervisor ends.
@@ -24,6 +24,7 @@ Entry: `Supervisor.run`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -94,7 +95,14 @@ class ChildProcess(Protocol):
 
 
 Launch = Callable[[Loaded, int], Awaitable[ChildProcess]]
-"""Starts a process from a configuration, and with the read end of the pipe that ends with the supervisor."""
+"""Starts a process from a configuration, and with the read end of the pipe that ends with the supervisor. Raises
+`OSError` if the system cannot do that now."""
+
+
+def _say(text: str, err: bool = False) -> None:
+    """Print a line. What reads it may be gone: processes are supervised all the same."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=err)
 
 
 def _settings(loaded: Loaded) -> BinaryIO:
@@ -229,7 +237,7 @@ class Supervisor:
             ) from None
         if not child.ready.is_set():
             raise await self._take_back(child, node.config.node.id)
-        click.echo(f"broker {node.config.node.id} was added at {child.bootstrap}", err=True)
+        _say(f"broker {node.config.node.id} was added at {child.bootstrap}", err=True)
         return {"id": node.config.node.id, "bootstrap": child.bootstrap}
 
     async def _take_back(self, child: _Child, node_id: int) -> TidelogError:
@@ -259,7 +267,7 @@ class Supervisor:
             controller = self._children[node_id] = _Child(left, self, True)
             self._start(controller)
             await self._wait_back(controller)
-        click.echo(f"broker {node_id} was stopped to be removed", err=True)
+        _say(f"broker {node_id} was stopped to be removed", err=True)
         return {"id": node_id, "controller": left is not None}
 
     async def _wait_back(self, controller: _Child) -> None:
@@ -268,14 +276,15 @@ class Supervisor:
             async with asyncio.timeout(ADD_TIMEOUT_S):
                 await controller.settled.wait()
         except TimeoutError:
-            click.echo(f"the controller of the removed broker is not ready after {ADD_TIMEOUT_S:g} s", err=True)
+            _say(f"the controller of the removed broker is not ready after {ADD_TIMEOUT_S:g} s", err=True)
 
     def child_ready(self) -> None:
         """Call `on_ready` when all children are ready for the first time."""
         children = list(self._children.values())
         if not self._announced and all(child.ready.is_set() for child in children):
             self._announced = True
-            self._on_ready(",".join(child.bootstrap for child in children if child.is_broker))
+            with contextlib.suppress(OSError):  # as `_say`
+                self._on_ready(",".join(child.bootstrap for child in children if child.is_broker))
 
     def child_given_up(self, child: _Child, code: int) -> None:
         """Stop, unless the cluster has been ready and other processes go on."""
@@ -318,7 +327,7 @@ class _Child:
         self._signal(signal.SIGTERM)
         await asyncio.wait({run}, timeout=self._limit_s)
         if self._signal(signal.SIGKILL):
-            click.echo(f"{self._name} was killed: it has not ended within {self._limit_s:g} s of SIGTERM", err=True)
+            _say(f"{self._name} was killed: it has not ended within {self._limit_s:g} s of SIGTERM", err=True)
         await run
 
     def _signal(self, number: signal.Signals) -> bool:
@@ -349,7 +358,7 @@ class _Child:
             if stopping.is_set():
                 return 0 if code in (0, RESTART_EXIT_CODE, -signal.SIGTERM, -signal.SIGINT) else max(code, 1)
             if code == RESTART_EXIT_CODE:
-                click.echo(f"{self._name} ended to be started again, as an operator asked", err=True)
+                _say(f"{self._name} ended to be started again, as an operator asked", err=True)
                 backoff.reset()
                 futile = 0
                 continue
@@ -359,7 +368,7 @@ class _Child:
                 self._supervisor.child_failed(code)
                 return code
             if cannot_run and not self.ready.is_set():
-                click.echo(f"{self._name} ended with exit code {code} before it was ready: it is given up", err=True)
+                _say(f"{self._name} ended with exit code {code} before it was ready: it is given up", err=True)
                 self.settled.set()
                 return 0  # `tidelog up` goes on as it was before
             if was_ready and time.monotonic() - started > STEADY_S:
@@ -370,16 +379,20 @@ class _Child:
                 self._give_up(code)
                 return code
             delay_s = backoff.next_delay_s()
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            click.echo(f"{self._name} ended ({how}); restarting it in {delay_s:.1f} s", err=True)
+            _say(f"{self._name} {self._how(code)}; restarting it in {delay_s:.1f} s", err=True)
             try:
                 await asyncio.wait_for(stopping.wait(), delay_s)
             except TimeoutError:
                 continue
         return 0
 
+    def _how(self, code: int) -> str:
+        if self._process is None:
+            return f"cannot be started: {self.failure['error']}"
+        return f"ended (signal {signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code})"
+
     def _give_up(self, code: int) -> None:
-        click.echo(
+        _say(
             f"{self._name} ended {FUTILE_STARTS} times in a row with exit code {code}: it is not started again. "
             "Its messages above say what fails; mend that and run `tidelog up` again",
             err=True,
@@ -396,7 +409,12 @@ class _Child:
     async def _run(self, stopping: asyncio.Event) -> tuple[int, bool]:
         self._broker_stopped.clear()
         self.failure = {}
-        self._process = process = await self._supervisor.launch(self._loaded, self._supervisor.pipe.read_end)
+        self._process = None
+        try:
+            self._process = process = await self._supervisor.launch(self._loaded, self._supervisor.pipe.read_end)
+        except OSError as error:  # no memory, process or descriptor is left; the next attempt may find one
+            self.failure = {"error": str(error)}
+            return StorageFailed.exit_code, False
         if stopping.is_set():
             process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -411,12 +429,12 @@ class _Child:
             elif line.startswith(FAILED_PREFIX):
                 self.failure = json.loads(line.removeprefix(FAILED_PREFIX))
             else:
-                click.echo(line)
+                _say(line)
         return await process.wait(), ready
 
     def _became_ready(self, line: str) -> None:
         if self.ready.is_set():
-            click.echo(f"{self._name} is ready again", err=True)
+            _say(f"{self._name} is ready again", err=True)
             return
         self.ready.set()
         self.settled.set()
