@@ -1,9 +1,10 @@
 """The active controller's part in the quorum: adding and removing members, and transferring the leadership.
 
 Raft itself takes one change at a time and checks it (`tidelog.controller.raft`). What is checked here is that a change
-costs no availability: a new member answers, is who it should be and supports the feature level, and after the change
-enough members were heard from to elect a leader. An addition is over when the new member has the log: until then it
-counts, but who stops or replaces another member could stop the quorum, or lose what only the other one has.
+costs no availability: a new member answers, is who it should be and supports the feature level; of the members that a
+removal leaves, a majority answers; and after the change enough members were heard from to elect a leader. An addition
+is over when the new member has the log: until then it counts, but who stops or replaces another member could stop the
+quorum, or lose what only the other one has.
 
 Entry: `QuorumChanges`.
 """
@@ -87,7 +88,34 @@ class QuorumChanges:
         if node_id == self._node_id:
             await self._consensus.transfer(None)
             raise self._not_active(f"controller {self._node_id} transferred its leadership before its removal; retry")
+        await self._take_out(members, node_id)
+
+    async def _take_out(self, members: dict[int, str], node_id: int) -> None:
+        """Remove a member, if the others can go on. Raises `Unavailable`.
+
+        A removal counts from the moment it is in the log: without a majority of the others it would never be committed,
+        nor taken back, nor would anything else be.
+        """
+        others = {each: address for each, address in members.items() if each not in (node_id, self._node_id)}
+        answers = await asyncio.gather(*(self._why_silent(each, address) for each, address in others.items()))
+        silent = [f"controller {each}: {why}" for each, why in zip(others, answers, strict=True) if why]
+        if 2 * (len(members) - 1 - len(silent)) <= len(members) - 1:
+            raise Unavailable(
+                f"without controller {node_id} the quorum would have no majority: {'; '.join(silent)}",
+                hint="start these controllers, or remove them first",
+            )
         await self._commit(MembershipChange("rem", node_id, members[node_id]))
+
+    async def _why_silent(self, node_id: int, address: str) -> str:
+        """Return why a member cannot be counted on; empty if it answers, and may vote."""
+        try:
+            found = await self._ask(address)
+        except TidelogError as error:
+            return error.message
+        if found.get("node") != node_id:
+            return f"node {found.get('node')} answers at {address}"
+        known, told = self._consensus.directories.get(node_id), found.get("directory")
+        return "its directory is another one than it was added with" if known and told and known != told else ""
 
     async def _add(self, members: dict[int, str], node_id: int, address: str) -> None:
         """A new one, or one that has lost its directory: that is removed first, so that its old votes are over."""
@@ -101,7 +129,7 @@ class QuorumChanges:
             if directory == known:
                 await self._caught_up(node_id, address)
                 return
-            await self._commit(MembershipChange("rem", node_id, address))
+            await self._take_out(members, node_id)
         else:
             _check_newcomer(members, node_id, address)
             directory = await self._meet(node_id, address)

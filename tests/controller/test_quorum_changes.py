@@ -1,12 +1,15 @@
-"""`QuorumChanges`: an addition is over when the new member has the log."""
+"""`QuorumChanges`: an addition is over when the new member has the log; a removal leaves a majority that answers."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from tests.controller.controller_helpers import until
+from tests.support.quorum_world import Member, QuorumWorld
 from tidelog.controller.active.members import QuorumChanges
 from tidelog.controller.image.image import Image
 from tidelog.controller.model.levels import NEWEST, OLDEST
@@ -40,6 +43,8 @@ class Quorum:
             self.directories[change.node_id] = change.directory
 
     async def ask(self, address: str) -> dict[str, Any]:
+        if address == MEMBERS[2]:
+            return {"node": 2, "directory": "b"}
         assert address == MEMBERS[3]
         self.asked.set()
         if not self.answers and self.changes:
@@ -85,3 +90,45 @@ async def test_one_that_does_not_catch_up_is_named_and_adding_it_again_only_wait
     quorum.version, quorum.answers = 100, True
     await quorum.add()
     assert quorum.changes == [("rem", 3), ("add", 3)], "nothing is changed again"
+
+
+async def changes_of(world: QuorumWorld, leader: Member) -> QuorumChanges:
+    """What the leader changes the quorum by; it asks the members that run."""
+    ids = {await world.address(leader.node_id, each): each for each in (1, 2, 3)}
+
+    async def ask(address: str) -> dict[str, Any]:
+        member = world.members.get(ids[address])
+        if member is None:
+            raise Unavailable("nobody listens there")
+        return {"node": member.node_id, "directory": member.raft.status()["directory"]}
+
+    return QuorumChanges(leader.node_id, leader.raft, Image, lambda: NEWEST, ask, cast("Any", TidelogError), 2.0)
+
+
+async def test_no_member_is_removed_whose_removal_would_leave_no_majority(tmp_path: Path) -> None:
+    """With one of three dead the others are all of the majority; who removes the wrong one is told, not stranded."""
+    world = QuorumWorld(tmp_path)
+    try:
+        for node_id in (1, 2, 3):
+            await world.start(node_id)
+        leader = await world.leader()
+        await until(lambda: len(leader.raft.directories) == 3)
+        dead, alive = (each for each in (1, 2, 3) if each != leader.node_id)
+        await world.stop(dead)
+        changes = await changes_of(world, leader)
+        with pytest.raises(Unavailable, match=f"controller {dead}: nobody listens there"):
+            await changes.change(ChangeParams("rem", alive, ""))
+        await leader.raft.propose(b"1 ", 10.0)
+        await changes.change(ChangeParams("rem", dead, ""))
+        assert sorted(leader.raft.members) == sorted({leader.node_id, alive})
+        await leader.raft.propose(b"2 ", 10.0)
+    finally:
+        await world.close()
+
+
+async def test_a_stranger_in_the_place_of_a_member_is_no_part_of_the_majority() -> None:
+    """The third one answers, over another directory: it has no vote."""
+    quorum = Quorum()
+    with pytest.raises(Unavailable, match="controller 3: its directory is another one"):
+        await quorum.changer(60.0).change(ChangeParams("rem", 2, ""))
+    assert quorum.changes == []
