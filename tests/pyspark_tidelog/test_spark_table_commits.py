@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,18 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.typedef import Record
 
-from pyspark_tidelog.jobs.table import tables
+from pyspark_tidelog.jobs.table import compaction, tables
 from pyspark_tidelog.jobs.table.attempts import Attempts, rewrite_name
 from pyspark_tidelog.jobs.table.columns import grow
 from pyspark_tidelog.jobs.table.compaction import group_small
 from pyspark_tidelog.jobs.table.ddl import parse_ddl
+from pyspark_tidelog.jobs.table.rows import staged_schema
 from pyspark_tidelog.jobs.table.scan import scan_rows
-from pyspark_tidelog.jobs.table.schemas import partition_spec
+from pyspark_tidelog.jobs.table.schemas import DELETED, partition_spec
 from pyspark_tidelog.jobs.table.state import KEY, TableState
 from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, append, open_catalog, swap
-from pyspark_tidelog.jobs.table.upserts import last_of_keys
+from pyspark_tidelog.jobs.table.tasks import StagedRows
+from pyspark_tidelog.jobs.table.upserts import Upsert, last_of_keys
 from pyspark_tidelog.jobs.table.values import Wishes
 from pyspark_tidelog.jobs.table.writer import MAX_OPEN, DataWriter, WriteTarget
 from tests.support.examples import examples
@@ -458,6 +460,100 @@ def test_the_last_record_of_a_key_is_found_in_any_pieces(rows: list[tuple[int, i
     found = last_of_keys(whole.slice(0, cut), ("k", "b"))
     found = last_of_keys(pa.concat_tables([found, whole.select(found.column_names)]), ("k", "b"))
     assert {(each["k"], each["b"]): (each["_partition"], each["_offset"]) for each in found.to_pylist()} == wanted
+
+
+def test_an_upsert_whose_first_try_is_committed_late_keeps_the_files_of_that_try(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(catalog, "n long, _partition int, _offset long")
+    commit(table, 1, 2)
+    state = advanced(table)
+    staging = StagedRows(target_of(table, state.commit), staged_schema(table.table.schema()))
+    rows = [{"n": each, "_partition": 0, "_offset": 10 + each, DELETED: each == 2} for each in (2, 3)]
+    staging.add(pa.Table.from_pylist(rows, staged_schema(table.table.schema())))
+    attempts, plainly = Attempts(table.table), catalog.commit_table
+    attempts.begin(state.commit)
+    late: list[Any] = []
+
+    def answers_too_late(*arguments: Any) -> Any:
+        if not late:
+            late.append(arguments)
+            raise CommitStateUnknownException("a gateway has given up waiting")
+        plainly(*late[0])
+        return plainly(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "commit_table", answers_too_late)
+        upsert = Upsert(table, ("n",), attempts.directory(state.commit), 1 << 20, here)
+        kept = upsert.put(state, staging.close())
+    attempts.end(state.commit, [each.file_path for each in kept])
+    assert (numbers(table), table.state) == ([1, 3], state)
+
+
+class _HereContext:
+    """As much of Spark's context as a rewrite asks for; what is spread is done here."""
+
+    def parallelize(self, pieces: Sequence[Any], _slices: int) -> _HereContext:
+        self._pieces = pieces
+        return self
+
+    def map(self, work: Any) -> _HereContext:
+        self._pieces = here(self._pieces, work)
+        return self
+
+    def collect(self) -> Sequence[Any]:
+        return self._pieces
+
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_arguments, **_more: None
+
+
+class HereSpark:
+    """A session without Spark."""
+
+    sparkContext = _HereContext()  # noqa: N815  # Spark's name
+
+    def createDataFrame(self, *_arguments: Any) -> None:  # noqa: N802  # Spark's name
+        """Nothing is made of it."""
+
+
+def test_a_rewrite_that_was_committed_without_an_answer_keeps_the_files_that_others_have_left_of_it(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = table_of(catalog)
+    commit(table, 1, 2)
+    with catalog.load_table(NAME).update_spec() as update:
+        update.add_identity("n")
+    plainly = tables.JobTable.reload
+    asked: list[JobTable] = []
+
+    def reloads_after_another(mine: JobTable) -> None:
+        if not asked:
+            asked.append(mine)
+            catalog.load_table(NAME).delete("n = 1")
+        plainly(mine)
+
+    commits = catalog.commit_table
+    lost = [True]
+
+    def commits_and_fails(*arguments: Any) -> Any:
+        done = commits(*arguments)
+        if lost and lost.pop():
+            raise CommitStateUnknownException("a gateway has given up waiting")
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "commit_table", commits_and_fails)
+        patch.setattr(tables.JobTable, "reload", reloads_after_another)
+        patch.setattr(compaction, "open_catalog", lambda _options: catalog)
+        spark: Any = HereSpark()
+        options = compaction.RewriteOptions(NAME, CatalogOptions(str(tmp_path / "lake")))
+        assert compaction.run(spark, options).skipped == 1
+    assert numbers(table) == [2]
+
+
+def here(pieces: Sequence[Any], work: Any) -> list[Any]:
+    return [work(each) for each in pieces]
 
 
 def test_a_warehouse_elsewhere_needs_a_catalog_and_a_catalog_has_to_be_there(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Attempts:
         return sum(path not in keep for path in found)
 
     def abandon(self, name: str) -> int:
-        """Delete the files of an attempt whose number another one has reached. Return how many.
+        """Delete the files of an attempt that can not be committed any more. Return how many.
 
         Also without its marker: another run may have cleaned up while tasks of this one still wrote. What a snapshot
         has stays, because a commit may have happened without an answer.

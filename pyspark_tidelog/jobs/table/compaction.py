@@ -144,7 +144,7 @@ def _rewritten(
             attempts.end(name, new)
             done = RewriteResult(options.table, len(group), len(new), 0, 1)
         else:
-            attempts.end(name, ())
+            attempts.abandon(name)
             done = RewriteResult(options.table, skipped=len(group))
         result = result.plus(done)
     return result

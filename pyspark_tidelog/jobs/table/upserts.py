@@ -34,6 +34,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from pyspark_tidelog.jobs.table.attempts import referenced_files
 from pyspark_tidelog.jobs.table.rows import nullable
 from pyspark_tidelog.jobs.table.state import TableState
 from pyspark_tidelog.jobs.table.tables import TRIES, JobTable, swap
@@ -69,20 +70,29 @@ class Upsert:
         self._spread = spread
 
     def put(self, wanted: TableState, staged: Sequence[str]) -> list[DataFile]:
-        """Commit; return the files that the table has got. Raises `Fenced`, `Unavailable`."""
+        """Commit; return the files that the table has got. Raises `Fenced`, `Unavailable`.
+
+        Each try writes files anew. One whose answer was lost may be committed after all while the next one is made.
+        """
         last = self._last_records(staged)
         path = f"{self._directory}/last.parquet"
         if last is not None:
             with self._table.table.io.new_output(path).create(overwrite=True) as stream:
                 pq.write_table(last, stream)
-        for _ in range(TRIES):
+        written: list[DataFile] = []
+        for attempt in range(TRIES):
             old: list[DataFile] = []
             new: list[DataFile] = []
             if last is not None:
                 old, new = self._settled(staged, last, path)
+            written += new
             if self._table.advance(wanted, partial(swap, old=old, new=new), is_repeatable=False):
-                return new
+                return written if attempt == 0 else self._in_table(written)
         raise Unavailable(f"table {self._table.identifier} was changed by others {TRIES} times meanwhile")
+
+    def _in_table(self, files: Sequence[DataFile]) -> list[DataFile]:
+        referenced = referenced_files(self._table.table)
+        return [each for each in files if each.file_path in referenced]
 
     def _last_records(self, staged: Sequence[str]) -> pa.Table | None:
         """Return the last record of each key: its columns, partition and offset."""
