@@ -24,7 +24,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -106,6 +106,15 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._query.close()
 
 
+class _Ends(NamedTuple):
+    """Partitions at one moment."""
+
+    log: Position
+    """Where they end."""
+    readable: dict[Partition, int]
+    """Up to where they are read; with `tail = skip` a query may have begun behind that."""
+
+
 class _Query:
     """A query on the driver: its cluster, its lease, its consumer group."""
 
@@ -115,10 +124,10 @@ class _Query:
         self._lease = MovingLease(f"spark stream on {platform.node()}", LEASE_S)
         self._progress = GroupProgress(self._cluster)
         self._new_group = options.kafka.get("group.id") or f"{options.group_prefix}-{secrets.token_hex(6)}"
-        self._target: Position | None = None
+        self._target: _Ends | None = None
         self._waiting_since_s: float | None = None
         self.seen: Position | None = None
-        """The ends of the partitions when they were last asked for."""
+        """How far the partitions could be read when they were last asked for."""
 
     def first_position(self) -> Position:
         """Return where a new query begins. Raises `NotFound`, `ConfigError`, `Unavailable`."""
@@ -132,7 +141,10 @@ class _Query:
             starts = bounds(self._cluster, first, last, is_start=True)
             return Position.of({place: starts[place] for place in wanted}, ids, self._new_group)
 
-        return retried(found)
+        position = retried(found)
+        if self._target is not None:  # Spark asks for the first offsets after that, and the partitions have grown
+            self.stop_at_present_end()
+        return position
 
     def stop_at_present_end(self) -> None:
         """Let the query end where the partitions end now (trigger `availableNow`)."""
@@ -145,17 +157,19 @@ class _Query:
         """
         self.report(position)
         ends = self._target or self._ends(position)
-        starts, losses = compare(position, ends)
+        starts, losses = compare(position, ends.log)
         self._tell(losses)
-        if self._target is not None and starts == ends.offsets:
+        lags = {place: max(0, end - starts[place]) for place, end in ends.readable.items()}
+        if self._target is not None and not any(lags.values()):
             self._progress.flush()  # the query ends now, and this process with it
-        lags = {place: end - starts[place] for place, end in ends.offsets.items()}
         if self._target is None and self._waits_for_more(sum(lags.values())):
             return position
         if limit:
             lags = admit(lags, limit, sum(starts.values()))
         return Position.of(
-            {place: starts[place] + lags.get(place, 0) for place in starts}, ends.ids, position.group or self._new_group
+            {place: starts[place] + lags.get(place, 0) for place in starts},
+            ends.log.ids,
+            position.group or self._new_group,
         )
 
     def _waits_for_more(self, lag: int) -> bool:
@@ -177,21 +191,20 @@ class _Query:
         for each in losses:
             logger.warning("%s", each)
 
-    def _ends(self, position: Position | None = None) -> Position:
+    def _ends(self, position: Position | None = None) -> _Ends:
         """Return the ends of all partitions. A topic that `position` has is given some time to be known again."""
         gone_s = time.monotonic() + GONE_S
 
-        def found() -> Position:
+        def found() -> _Ends:
             self._cluster.refresh()
             known = self._known(set(position.topics) if position is not None else set(), gone_s)
             ids = self._cluster.topic_ids({topic for topic, _ in known})
             ends = self._cluster.offsets({place: LATEST for place in known if place[0] in ids})
-            if not self._options.reads_tail:
-                ends = self._uploaded(ends)
-            return Position.of(ends, ids)
+            readable = ends if self._options.reads_tail else self._uploaded(ends)
+            self.seen = Position.of(readable, ids)
+            return _Ends(Position.of(ends, ids), readable)
 
-        self.seen = retried(found)
-        return self.seen
+        return retried(found)
 
     def _known(self, before: set[str], gone_s: float) -> list[Partition]:
         """Return the partitions that are subscribed to, without the topics of `before` that are gone for good.

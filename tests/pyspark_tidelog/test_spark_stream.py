@@ -170,6 +170,30 @@ def test_new_topics_and_partitions_are_read_from_their_start(world: World, query
     assert found.batch() == rows_of("new-a", 1, 0, 10)
 
 
+def test_a_query_begins_at_the_end_where_the_tail_is_to_be_skipped(world: World, query: Any) -> None:
+    create_topic(world.bootstrap, "behind", 1)
+    world.produce("behind", 0, 0, 10)
+    skipping = query(subscribe="behind", tail="skip")
+    assert skipping.batch() == [], "it begins behind what is in the bucket"
+    world.produce("behind", 0, 10, 10)
+    again = query(skipping.at, subscribe="behind", tail="skip")
+    again.reader.prepareForTriggerAvailableNow()
+    assert again.batch() == []
+    world.upload()
+    until(lambda: skipping.end() != skipping.at)
+    assert skipping.batch() == rows_of("behind", 0, 10, 10)
+
+
+def test_a_new_query_that_is_to_end_may_begin_behind_the_end_that_it_was_to_have(world: World, query: Any) -> None:
+    create_topic(world.bootstrap, "start", 1)
+    ending = query({}, subscribePattern="start.*")
+    ending.reader.prepareForTriggerAvailableNow()  # Spark asks for the first offsets after that
+    world.produce("start", 0, 0, 5)
+    create_topic(world.bootstrap, "started", 1)
+    ending.at = ending.reader.initialOffset()
+    assert ending.batch() == []
+
+
 @pytest.mark.long
 def test_only_the_bucket_is_read_where_the_tail_is_to_be_skipped(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "skip", 2)
