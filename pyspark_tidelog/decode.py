@@ -12,6 +12,7 @@ all that its records may have wrong.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numba
@@ -302,6 +303,16 @@ class RecordDecoder:
         for column, at in zip(columns, (0, 2), strict=True):
             column.add(data, fields[:, at], fields[:, at + 1])
         self._header_counts.append(records[:, 6].copy())
+
+    def full(self) -> Iterator[pa.RecordBatch]:
+        """Give out the rows collected so far, if that is due."""
+        if self.is_full:
+            yield self.take()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Give out the rows that are left when all was added."""
+        if self.rows:
+            yield self.take()
 
     def take(self) -> pa.RecordBatch:
         """Return the rows collected so far, and begin anew."""

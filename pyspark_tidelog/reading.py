@@ -9,8 +9,9 @@ Entry: `read_task`, `TaskContext`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark_tidelog.cluster import Lease, LeaseKeeper, Lookups
@@ -60,9 +61,12 @@ def read_task(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
 
 
 def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    from pyspark_tidelog.committed import CommittedRows
     from pyspark_tidelog.decode import RecordDecoder
 
-    decoder = RecordDecoder(task.topic, task.partition, include_headers=context.options.include_headers)
+    plain = RecordDecoder(task.topic, task.partition, include_headers=context.options.include_headers)
+    is_committed_only = context.options.is_committed_only
+    decoder = CommittedRows(plain, partial(_is_committed, task, context)) if is_committed_only else plain
     at, slices, parts, lookups = task.start, task.slices, task.parts, 0
     source = StoredStream(context.cluster_id, task.stream, task.shared)
     while True:
@@ -73,8 +77,7 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
             with Fetch(context.bucket, source, slices, at, task.end) as fetched:
                 for payload in fetched:
                     at, lookups = decoder.add(payload, at, task.end), 0
-                    if decoder.is_full:
-                        yield decoder.take()
+                    yield from decoder.full()
             break
         except ObjectNotFound:
             lookups += 1
@@ -88,8 +91,39 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
                 raise told
             at = min(found.start, task.end)
         slices, parts = found.slices, ()
-    if decoder.rows:
-        yield decoder.take()
+    yield from decoder.rest()
+
+
+def _is_committed(task: Task, context: TaskContext, batches: Sequence[range]) -> bool:
+    """Ask the partition's leader whether a transaction is committed, of which the task has read these offsets.
+
+    Some of its records may have been deleted meanwhile, by log compaction for example. Raises `Unavailable`.
+    """
+    from confluent_kafka import KafkaError, TopicPartition
+
+    consumer = _consumer(context.options)
+    problem, ends_s = "it tells nothing", time.monotonic() + TAIL_IDLE_S
+    try:
+        consumer.assign([TopicPartition(task.topic, task.partition, batches[0].start)])
+        while time.monotonic() < ends_s:
+            message: Any
+            for message in consumer.consume(100, 1.0):
+                error, offset = message.error(), message.offset()
+                if error is None or error.code() == KafkaError._PARTITION_EOF:  # its public name
+                    is_found = error is None and any(offset in each for each in batches)
+                    if is_found or offset >= batches[-1].stop:
+                        _check_same_topic(task, context)  # the leader was asked by the topic's name
+                        return is_found
+                elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                    _first_left(consumer, task, batches[0].start, fails=context.options.fail_on_data_loss)
+                else:
+                    problem = str(error)
+    finally:
+        consumer.close()
+    raise Unavailable(
+        f"{task.topic}-{task.partition}: no broker tells within {TAIL_IDLE_S:g} s whether the transaction at offset"
+        f" {batches[0].start} is committed: {problem}"
+    )
 
 
 def _check_same(task: Task, stream: int) -> None:
@@ -124,14 +158,10 @@ def _first_left(consumer: Any, task: Task, at: int, *, fails: bool) -> int:
     return int(first)
 
 
-def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
-    """Read what is not in the bucket yet from the partition's leader."""
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
+def _consumer(options: ReadOptions) -> Any:
+    from confluent_kafka import Consumer
 
-    from pyspark_tidelog.rows import RowCollector
-
-    options = context.options
-    consumer = Consumer(
+    return Consumer(
         {
             "log_level": 0,
             **options.kafka,
@@ -145,6 +175,16 @@ def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
             "isolation.level": "read_committed" if options.is_committed_only else "read_uncommitted",
         }
     )
+
+
+def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    """Read what is not in the bucket yet from the partition's leader."""
+    from confluent_kafka import KafkaError, TopicPartition
+
+    from pyspark_tidelog.rows import RowCollector
+
+    options = context.options
+    consumer = _consumer(options)
     rows = RowCollector(include_headers=options.include_headers)
     at, problem, heard_s = task.start, "it tells nothing", time.monotonic()
     try:

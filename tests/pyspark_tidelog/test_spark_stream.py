@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from pyspark_tidelog import TidelogSource
@@ -321,3 +322,38 @@ def test_a_checkpoint_of_something_else_and_a_missing_topic_are_refused(world: W
     other = query(subscribe="other")
     with pytest.raises(DataLoss, match=r"topic other .* is not subscribed to any more"):
         query(other.at, subscribePattern="begin").end()
+
+
+def transact(world: World, topic: str, name: str, sizes: Sequence[int]) -> Any:
+    """Begin a transaction, and write batches of so many records."""
+    producer = Producer({"bootstrap.servers": world.bootstrap, "transactional.id": name, "linger.ms": 100})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for size in sizes:
+        for _ in range(size):
+            producer.produce(topic, name.encode(), partition=0)
+        producer.flush()
+    return producer
+
+
+@pytest.mark.parametrize("most", [3, 1_000])
+def test_what_transactions_have_aborted_is_not_read_from_the_bucket(world: World, query: Any, most: int) -> None:
+    topic = f"settled-{most}"
+    create_topic(world.bootstrap, topic, 1)
+    transact(world, topic, f"{topic}-a", [4]).abort_transaction()  # 0-3, marker 4
+    transact(world, topic, f"{topic}-b", [4]).commit_transaction()  # 5-8, marker 9
+    world.produce(topic, 0, 0, 2)  # 10-11
+    aborted = transact(world, topic, f"{topic}-c", [2, 2])  # 12-15
+    committed = transact(world, topic, f"{topic}-d", [3])  # 16-18
+    aborted.abort_transaction()  # 19
+    world.produce(topic, 0, 0, 1)  # 20
+    committed.commit_transaction()  # 21
+    world.upload()
+    transact(world, topic, f"{topic}-e", [1]).abort_transaction()  # 22, marker 23, in the tail
+    wanted = [5, 6, 7, 8, 10, 11, 16, 17, 18, 20]
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxRecordsPerPartition": most}
+    settled = query(**options, **{"kafka.isolation.level": "read_committed"})
+    assert [row["offset"] for row in settled.batch()] == wanted
+    everything = query(**options)
+    markers = {4, 9, 19, 21, 23}
+    assert [row["offset"] for row in everything.batch()] == [at for at in range(24) if at not in markers]
