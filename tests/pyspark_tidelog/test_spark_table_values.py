@@ -40,6 +40,7 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=12
 )
 OBJECTS = st.dictionaries(NAMES, VALUES, max_size=4)
+LONGEST = "1234567890123456789012345678.0123456789"
 
 
 def schema_of(ddl: str) -> Schema:
@@ -106,6 +107,9 @@ def made(plan: RowPlan, values: Sequence[Any]) -> tuple[list[dict[str, Any]], li
         ("decimal(10,2)", 12.34, Decimal("12.34")),
         ("decimal(10,2)", "99999999.99", Decimal("99999999.99")),
         ("decimal(38,10)", 5, Decimal(5)),
+        ("decimal(38,10)", f"-{LONGEST}", Decimal(f"-{LONGEST}")),
+        ("decimal(38,0)", "9" * 38, Decimal("9" * 38)),
+        ("decimal(38,38)", "0." + "9" * 38, Decimal("0." + "9" * 38)),
         ("string", "é\x00", "é\x00"),
         ("binary", base64.b64encode(b"\x00\xff").decode(), b"\x00\xff"),
         ("date", "1969-12-31", date(1969, 12, 31)),
@@ -139,6 +143,8 @@ def test_a_value_that_fits_its_column_is_kept_as_it_is(ddl: str, value: Any, wan
         ("double", 10**400, "beyond a double"),
         ("decimal(4,2)", 123.0, "does not fit"),
         ("decimal(4,2)", "1.234", "does not fit"),
+        ("decimal(38,9)", LONGEST, "does not fit"),
+        ("decimal(38,0)", "1" + "0" * 38, "does not fit"),
         ("decimal(38,20)", 0.1234567890123456789, "may have lost digits"),
         ("decimal(4,2)", "NaN", "does not fit"),
         ("decimal(4,2)", "x", "is no decimal"),

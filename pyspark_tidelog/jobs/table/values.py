@@ -22,7 +22,7 @@ import binascii
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from decimal import Decimal, DecimalException
+from decimal import Context, Decimal, DecimalException
 from typing import Any
 
 from pyiceberg.types import (
@@ -55,6 +55,8 @@ _INT = (-(1 << 31), (1 << 31) - 1)
 _MAX_FLOAT = 3.4028234663852886e38
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
+_DIGITS = Context(prec=38)
+"""As many as a decimal column has at most; Python's own context rounds to 28."""
 _EXACT_DIGITS = 15
 """A number in JSON of so many significant digits is the same after it was a double."""
 
@@ -215,11 +217,11 @@ def _decimal(kind: DecimalType, path: Path) -> Convert:
             found = Decimal(repr(value) if isinstance(value, float) else value)
             if isinstance(value, float) and len(found.as_tuple().digits) > _EXACT_DIGITS:
                 raise Misfit(path, f"{value!r} may have lost digits; exact decimals are given as strings")
-            if not found.is_finite() or abs(found) >= limit or found != found.quantize(step):
+            if not found.is_finite() or found.copy_abs() >= limit or found != found.quantize(step, context=_DIGITS):
                 raise Misfit(path, f"{_shown(value)} does not fit {kind}")
         except DecimalException:
             raise Misfit(path, f"{_shown(value)} is no {kind}") from None
-        return found.quantize(step)
+        return found.quantize(step, context=_DIGITS)
 
     return convert
 
