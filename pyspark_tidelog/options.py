@@ -302,6 +302,8 @@ def _per_partition(text: str, name: str, *, low: int) -> dict[Partition, int]:
                     hint="-2 is the earliest offset, -1 the latest" if low < 0 else None,
                 )
             found[topic, int(index)] = value
+    if not found:
+        raise ConfigError(f"option {name} names no partition", hint=f"give it {wanted}, with every partition")
     return found
 
 
