@@ -54,7 +54,7 @@ class LoadOptions:
     key: str = ""
     """A column; empty: no keys."""
     timestamp: str = ""
-    """A column of type timestamp; empty: the time at which a record is written."""
+    """A column of timestamps, or of what Spark casts to them; empty: the time at which a record is written."""
     read: Mapping[str, str] = field(default_factory=dict)
     """Options of Spark's reader: `header`, `sep`, …"""
     appends: bool = False
@@ -219,6 +219,11 @@ def _problem(rows: DataFrame, options: LoadOptions) -> Column:
         size > bound - OVERHEAD_BYTES,
         f.concat(f.lit("it has "), size.cast("string"), f.lit(f" bytes; the topic's max.message.bytes is {bound}")),
     )
+    if options.timestamp:
+        given = rows[f"`{options.timestamp}`"]
+        is_none = given.isNotNull() & given.try_cast("timestamp").isNull()
+        text = f.concat(f.lit("its timestamp is "), f.substring(given.cast("string"), 1, 80))
+        told = f.when(is_none, text).otherwise(told)
     if _CORRUPT in rows.columns:
         corrupt = rows[_CORRUPT]
         text = f.concat(f.lit("it is malformed: "), f.substring(corrupt, 1, 80))

@@ -110,6 +110,21 @@ def test_a_bad_csv_row_in_a_schema_that_was_given_is_told(
     assert "n.csv row 31: it is malformed: 1,2,3" in told
 
 
+def test_a_timestamp_that_is_none_is_told_and_nothing_is_written(
+    spark: Spark, world: World, topic: str, tmp_path: Path
+) -> None:
+    rows = "".join(f"{at},2024-01-01T00:00:0{at}Z\n" for at in range(9))
+    (tmp_path / "at.csv").write_text(f"id,at\n{rows}9,soon\n10,\n")
+    more: dict[str, Any] = {"read": {"header": "true"}, "key": "id", "timestamp": "at"}
+    told = refusal(spark, world, topic, tmp_path / "at.csv", **more)
+    assert "1 of 11 rows cannot be records, and nothing was written" in told
+    assert "at.csv row 10: its timestamp is soon" in told
+    assert records(spark, world, topic) == []
+    (tmp_path / "at.csv").write_text(f"id,at\n{rows}")
+    assert load(spark, world, topic, tmp_path / "at.csv", **more)["records"] == 9
+    assert records(spark, world, topic)[8]["timestamp"] == 1_704_067_208_000
+
+
 def test_what_is_not_right_is_refused_before_a_row_is_read(
     spark: Spark, world: World, topic: str, tmp_path: Path
 ) -> None:
