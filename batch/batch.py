@@ -251,10 +251,13 @@ def set_max_timestamp(batch: memoryview | bytearray, timestamp_ms: int) -> None:
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
 
 
-def repack(batch: Buffer, codec: int, *, max_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES) -> bytearray:
-    """Return the batch with its records compressed by `codec`. Raises as `iter_records` does."""
+def repack(
+    batch: Buffer, codec: int, level: int | None = None, *, max_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES
+) -> bytearray:
+    """Return the batch with its records compressed by `codec`, at a level as in `compress`. Raises as `iter_records`
+    does."""
     header = parse_header(batch)
-    packed = compress(bytes(decompress(memoryview(batch)[HEADER_BYTES:], header.compression, max_bytes)), codec)
+    packed = compress(bytes(decompress(memoryview(batch)[HEADER_BYTES:], header.compression, max_bytes)), codec, level)
     out = bytearray(memoryview(batch)[:HEADER_BYTES])
     out += packed
     _INT32.pack_into(out, 8, _MIN_LENGTH + len(packed))

@@ -42,19 +42,28 @@ _MALFORMED = (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, Runti
 """What the libraries raise for data that do not parse: lz4.frame a RuntimeError for every malformed frame."""
 
 
-def compress(data: bytes | bytearray, codec: int) -> bytes:
-    """Compress `data` with `codec` (a `Compression`), at each codec's default level in Kafka."""
+LZ4_DEFAULT_LEVEL = 9
+"""Kafka's default for lz4. It stands for the fast compressor there; all other levels are those of the slower one."""
+
+
+def compress(data: bytes | bytearray, codec: int, level: int | None = None) -> bytes:
+    """Compress `data` with `codec` (a `Compression`), at a level as in KIP-390; None: the codec's default in Kafka.
+
+    gzip has levels 1 to 9, and -1 for the default; lz4 1 to 17; zstd -131,072 to 22. The other codecs have none.
+    """
     if codec == Compression.NONE:
         return bytes(data)
     if codec == Compression.GZIP:
-        packer = zlib.compressobj(wbits=31)
+        packer = zlib.compressobj(-1 if level is None else level, wbits=31)
         return packer.compress(data) + packer.flush()
     if codec == Compression.SNAPPY:
         return _compress_xerial(data)
     if codec == Compression.LZ4:
-        return bytes(lz4.frame.compress(data, block_linked=False, block_size=lz4.frame.BLOCKSIZE_MAX64KB))
+        step = 0 if level is None or level == LZ4_DEFAULT_LEVEL else level
+        size = lz4.frame.BLOCKSIZE_MAX64KB
+        return bytes(lz4.frame.compress(data, compression_level=step, block_linked=False, block_size=size))
     if codec == Compression.ZSTD:
-        return bytes(zstandard.ZstdCompressor().compress(data))
+        return bytes(zstandard.ZstdCompressor(3 if level is None else level).compress(data))
     raise UnsupportedCompression(f"no compression codec has the number {codec}")
 
 

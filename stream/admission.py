@@ -120,7 +120,7 @@ class Admission:
         if self._compacts:
             _require_keys(records, header)
         if self._codec is not None and header.compression != self._codec:
-            records = memoryview(repack(records, self._codec))
+            records = memoryview(repack(records, self._codec, config.compression_level))
             _require_size(records, config)
             return records, parse_header(records)
         if records.readonly:

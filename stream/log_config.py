@@ -44,6 +44,8 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     compression_type: str = "producer"
     """`producer` keeps batches unchanged; `uncompressed`, `gzip`, `snappy`, `lz4` or `zstd` recompresses other
     batches."""
+    compression_level: int | None = None
+    """That of the codec of `compression_type`, for batches that are recompressed (KIP-390); None: its default."""
     index_interval_bytes: int = 4096
     """At most one time index entry for this many bytes of batches."""
     min_insync_replicas: int = 1

@@ -434,6 +434,8 @@ def log_config(
         assert isinstance(parsed, int), name
         return parsed
 
+    codec = text("compression.type")
+    level = f"compression.{codec}.level"
     return LogConfig(
         retention_ms=number("retention.ms"),
         retention_bytes=number("retention.bytes"),
@@ -450,7 +452,8 @@ def log_config(
         min_compaction_lag_ms=number("min.compaction.lag.ms"),
         max_compaction_lag_ms=number("max.compaction.lag.ms"),
         delete_retention_ms=number("delete.retention.ms"),
-        compression_type=text("compression.type"),
+        compression_type=codec,
+        compression_level=number(level) if level in TOPIC_CONFIGS else None,
         index_interval_bytes=number("index.interval.bytes"),
         min_insync_replicas=number("min.insync.replicas"),
     )

@@ -51,6 +51,8 @@ def test_overrides_reach_the_log() -> None:
                 "message.timestamp.before.max.ms": "1",
                 "message.timestamp.after.max.ms": "2",
                 "compression.type": "zstd",
+                "compression.zstd.level": "-7",
+                "compression.gzip.level": "9",
                 "index.interval.bytes": "3",
                 "min.insync.replicas": "2",
             }
@@ -69,6 +71,7 @@ def test_overrides_reach_the_log() -> None:
         message_timestamp_before_max_ms=1,
         message_timestamp_after_max_ms=2,
         compression_type="zstd",
+        compression_level=-7,
         index_interval_bytes=3,
         min_insync_replicas=2,
         producer_id_expiration_ms=77,

@@ -251,6 +251,21 @@ async def test_a_topics_own_compression_repacks_other_batches() -> None:
 
 
 @sync
+async def test_batches_are_recompressed_at_the_level_of_the_topic() -> None:
+    value = b"".join(b"%d is a number, and so is %d; " % (n * n, n * 7919 % 1000) for n in range(3000))
+    levels: dict[str, tuple[int, int]] = {"gzip": (1, 9), "lz4": (9, 12), "zstd": (-100, 19)}
+    for codec, (low, high) in levels.items():
+        sizes = []
+        for level in (low, None, high):
+            log = await Bench(LogConfig(compression_type=codec, compression_level=level)).open()
+            log.append(batch(value))
+            assert await values(log, 0) == [value]
+            sizes.append(log.size_bytes())
+        assert sizes[0] >= sizes[1] >= sizes[2], codec
+        assert sizes[0] > sizes[2], codec
+
+
+@sync
 async def test_a_batch_that_a_topics_own_compression_makes_too_large_is_refused() -> None:
     bench = Bench(LogConfig(compression_type="uncompressed", max_message_bytes=1000))
     log = await bench.open()
