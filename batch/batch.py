@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from tidelog.batch.codec import Header, Record, RecordScan, decode_records, encode_record, scan_records
+from tidelog.batch.codec import Header, Record, RecordScan, decode_records, encode_record, in_int64, scan_records
 from tidelog.batch.compression import Compression, compress, decompress
 from tidelog.batch.errors import (
     CorruptRecord,
@@ -280,7 +280,7 @@ def rebuild(header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms
         attributes &= ~_COMPRESSION_MASK
     data = bytearray()
     for record in records:
-        data += encode_record(record, record.offset - header.base_offset, record.timestamp - base_timestamp)
+        data += encode_record(record, record.offset - header.base_offset, in_int64(record.timestamp - base_timestamp))
     max_timestamp = max((record.timestamp for record in records), default=-1)
     return _with_records(header, bytes(data), len(records), attributes, (base_timestamp, max_timestamp))
 
@@ -296,7 +296,7 @@ def cut(header: BatchHeader, records: RecordScan, positions: Sequence[int]) -> b
 
     The records' bytes are copied.
     """
-    max_timestamp = header.base_timestamp + records.largest_timestamp_delta(positions)
+    max_timestamp = in_int64(header.base_timestamp + records.largest_timestamp_delta(positions))
     timestamps = header.base_timestamp, max_timestamp
     return _with_records(header, records.cut(positions), len(positions), header.attributes, timestamps)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from tidelog.batch.errors import CorruptRecord
 
 Header = tuple[str, bytes | None]
+"""Name and value. Bytes of the name that are no UTF-8 are surrogates (`surrogateescape`)."""
 
 
 class Record(NamedTuple):
@@ -28,6 +29,14 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header] = ()
+
+
+_MASK, _SIGN = (1 << 64) - 1, 1 << 63
+
+
+def in_int64(number: int) -> int:
+    """Return a sum or difference as Kafka's clients have it, in whose 64 bits it wraps around."""
+    return ((number + _SIGN) & _MASK) - _SIGN
 
 
 def put_varint(out: bytearray, value: int) -> None:
@@ -51,6 +60,7 @@ def get_varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            value &= _MASK
             return (value >> 1) ^ -(value & 1), at
         shift += 7
         if shift > 63:
@@ -74,7 +84,7 @@ def encode_record(record: Record, offset_delta: int, timestamp_delta: int) -> by
     _put_bytes(body, record.value)
     put_varint(body, len(record.headers))
     for name, value in record.headers:
-        _put_bytes(body, name.encode())
+        _put_bytes(body, name.encode(errors="surrogateescape"))
         _put_bytes(body, value)
     out = bytearray()
     put_varint(out, len(body))
@@ -124,7 +134,10 @@ def decode_records(data: bytes, count: int, base_offset: int, base_timestamp: in
                 headers, at = _get_headers(data, at, end, header_count)
             if at != end:
                 raise CorruptRecord("a record's length does not match its fields")
-            yield Record(base_offset + offset_delta, base_timestamp + timestamp_delta, key, value, headers)
+            timestamp = base_timestamp + timestamp_delta
+            if not -_SIGN <= timestamp < _SIGN:
+                timestamp = in_int64(timestamp)
+            yield Record(base_offset + offset_delta, timestamp, key, value, headers)
     except IndexError as error:
         raise CorruptRecord("records end too early") from error
     if at != size:

@@ -24,7 +24,7 @@ from tidelog.batch.batch import (
 )
 from tidelog.runtime.clock import Clock
 from tidelog.stream.errors import EarlierBatchMissing, OutOfOrderSequence
-from tidelog.stream.log_config import INT64_MAX, LogConfig
+from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_state import PartitionState
 from tidelog.stream.producer_state import BatchEntry
 
@@ -143,8 +143,8 @@ def _with_max_timestamp(batch: memoryview, header: BatchHeader) -> tuple[memoryv
         largest = max(record.timestamp for record in iter_records(batch, header=header))
     except CorruptRecord as error:
         raise InvalidRecord(f"the timestamps of a record batch cannot be read: {error.message}") from error
-    if not -INT64_MAX <= largest <= INT64_MAX:
-        raise InvalidRecord(f"a record batch has the timestamp {largest}, which is no int64")
+    if largest < header.base_timestamp:  # it has wrapped around
+        raise InvalidRecord(f"the timestamps of a record batch do not go with its first, {header.base_timestamp}")
     if batch.readonly:
         batch = memoryview(bytearray(batch))
     set_max_timestamp(batch, largest)

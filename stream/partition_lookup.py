@@ -1,6 +1,7 @@
 """Lookup of offsets by timestamp: by segments' largest timestamps, time index, batch headers, then one batch's records.
 
-Records at or above `bound` (the high watermark or the last stable offset) and below the log start are not found. The
+Records at or above `bound` (the high watermark or the last stable offset) and below the log start are not found, nor
+those that tell an offset outside of their batch: what records say is not checked when they are appended. The
 state may change while a lookup waits for a read, so a lookup works on a copy of the segments.
 
 Entry: `first_at_or_after`, `largest`.
@@ -97,7 +98,7 @@ async def _first_in(state: PartitionState, piece: _Slice, timestamp: int) -> Tim
                 for number, record in enumerate(_records(stored.payload, header, piece.start)):
                     if number % _RECORDS_A_TURN == _RECORDS_A_TURN - 1:
                         await asyncio.sleep(0)
-                    if record.timestamp >= timestamp and record.offset >= piece.start:
+                    if record.timestamp >= timestamp and piece.start <= record.offset <= header.last_offset:
                         return TimestampOffset(record.offset, record.timestamp, header.partition_leader_epoch)
     return None
 
@@ -115,6 +116,8 @@ async def _largest_in(state: PartitionState, piece: _Slice) -> TimestampOffset |
                 for number, record in enumerate(_records(stored.payload, header, piece.start)):
                     if number % _RECORDS_A_TURN == _RECORDS_A_TURN - 1:
                         await asyncio.sleep(0)
-                    if record.offset >= piece.start and (best is None or record.timestamp > best.timestamp):
+                    if not piece.start <= record.offset <= header.last_offset:
+                        continue
+                    if best is None or record.timestamp > best.timestamp:
                         best = TimestampOffset(record.offset, record.timestamp, header.partition_leader_epoch)
     return best

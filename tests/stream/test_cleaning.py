@@ -257,6 +257,23 @@ def test_a_tombstone_stays_until_its_horizon_and_the_last_batch_stays_empty() ->
     assert [one.is_hole for one in log.records] == [True, True, True, True, False]
 
 
+@pytest.mark.parametrize("timestamp", [NOW, 5 - (1 << 63)])
+def test_records_of_any_bytes_and_times_are_rebuilt(timestamp: int) -> None:
+    """Kafka's clients name headers by UTF-8; what others send is kept as it is."""
+    records = [
+        Record(0, NOW, b"a", b"1", (("\udcff\udc80", b"x"),)),
+        Record(1, timestamp, b"b", None, (("\udcfe", None),)),
+    ]
+    log = Log()
+    log.add(build_batch(records))
+    log.put((b"a", b"2"))
+    log.clean(0, log.end)
+    rebuilt = log.records[0].payload
+    (left,) = iter_records(rebuilt)
+    assert check_crc(rebuilt) and parse_header(rebuilt).has_delete_horizon
+    assert left == Record(1, timestamp, b"b", None, (("\udcfe", None),))
+
+
 def test_markers_go_when_nothing_refers_to_them() -> None:
     log = Log()
     log.put((b"a", b"1"), pid=1)

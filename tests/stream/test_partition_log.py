@@ -219,7 +219,7 @@ async def test_a_largest_timestamp_that_is_not_told_is_within_the_topics_bounds_
 @sync
 async def test_a_largest_timestamp_that_is_no_timestamp_is_refused() -> None:
     log = await Bench().open()
-    for timestamp in (1 << 63, -1 << 64):
+    for timestamp in ((1 << 63) - 1, -1 << 64):
         sent = bytearray(batch(b"v", timestamp=NOW))
         sent[HEADER_BYTES:] = encode_record(Record(0, NOW, b"k", b"v"), 0, timestamp)
         struct.pack_into(">i", sent, 8, len(sent) - 12)
@@ -228,6 +228,22 @@ async def test_a_largest_timestamp_that_is_no_timestamp_is_refused() -> None:
         with pytest.raises(InvalidRecord):
             log.append(memoryview(sent))
     assert log.log_end_offset == 0
+
+
+@sync
+async def test_records_whose_numbers_are_no_int64_do_not_end_lookups_by_time() -> None:
+    log = await Bench().open()
+    for offset_delta, timestamp_delta in ((0, (1 << 63) - 1), (0, -1 << 63), ((1 << 63) - 1, 5), (-7, 5)):
+        sent = bytearray(batch(b"v", timestamp=NOW))
+        sent[HEADER_BYTES:] = encode_record(Record(0, NOW, b"k", b"v"), offset_delta, timestamp_delta)
+        struct.pack_into(">i", sent, 8, len(sent) - 12)
+        struct.pack_into(">q", sent, 35, NOW + 5)
+        struct.pack_into(">I", sent, 17, crc32c(sent[21:]))
+        log.append(memoryview(sent))
+    log.append(batch(b"v", timestamp=NOW + 1))
+    found = await log.offset_for_timestamp(NOW)
+    assert found is not None and found.offset == 4
+    assert await log.offset_of_max_timestamp() == found
 
 
 @sync
