@@ -280,7 +280,7 @@ def rebuild(header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms
         attributes &= ~_COMPRESSION_MASK
     data = bytearray()
     for record in records:
-        data += encode_record(record, record.offset - header.base_offset, in_int64(record.timestamp - base_timestamp))
+        data += encode_record(record, record.offset - header.base_offset, record.timestamp - base_timestamp)
     max_timestamp = max((record.timestamp for record in records), default=-1)
     return _with_records(header, bytes(data), len(records), attributes, (base_timestamp, max_timestamp))
 

@@ -78,7 +78,7 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
 def encode_record(record: Record, offset_delta: int, timestamp_delta: int) -> bytearray:
     """Encode a record, preceded by its length."""
     body = bytearray(1)  # attributes
-    put_varint(body, timestamp_delta)
+    put_varint(body, in_int64(timestamp_delta))
     put_varint(body, offset_delta)
     _put_bytes(body, record.key)
     _put_bytes(body, record.value)

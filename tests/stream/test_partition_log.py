@@ -219,7 +219,7 @@ async def test_a_largest_timestamp_that_is_not_told_is_within_the_topics_bounds_
 @sync
 async def test_a_largest_timestamp_that_is_no_timestamp_is_refused() -> None:
     log = await Bench().open()
-    for timestamp in ((1 << 63) - 1, -1 << 64):
+    for timestamp in ((1 << 63) - 1, -1 << 63):
         sent = bytearray(batch(b"v", timestamp=NOW))
         sent[HEADER_BYTES:] = encode_record(Record(0, NOW, b"k", b"v"), 0, timestamp)
         struct.pack_into(">i", sent, 8, len(sent) - 12)
