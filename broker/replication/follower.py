@@ -6,7 +6,8 @@
 It goes through this again whenever a connection ends, with growing pauses, until it is told to stop. A newer master is
 followed at once, an older one never. It stops by itself when its WAL has failed, and when its WAL and its master's
 contradict each other; the latter until there is a master of a newer epoch. A full disk makes it wait: nothing more is
-read from the connection, and the master, which still hears of it, counts it as behind.
+read from the connection, and the master, which still hears of it, counts it as behind. That what fills it is confirmed,
+and may be freed, is told behind the records for which there is no room: it connects again then, and WELCOME says so.
 
 Where a cancelled step may have changed the WAL, the next connection begins by looking at it; nothing is remembered of a
 step that was not completed.
@@ -284,8 +285,6 @@ class ReplicaFollower:
             if following.fits(frame, self._wal.end_offset):
                 await self._receive(following, frame)
             self._note_confirmed(following, self._wal.durable_offset)
-            if self._tail.committed_offset > self._wal.start_offset:
-                self._trimmable.set()
         elif isinstance(frame, Welcome):
             await self._match(following, connection, frame)
         elif isinstance(frame, Goodbye):
@@ -349,7 +348,7 @@ class ReplicaFollower:
                 self.problem = str(error)
                 if waited:  # there is room for records, and none for the epoch file
                     await self._world.clock.sleep(self._limits.tick_s)
-                await wal.receivable(rest)
+                await self._wait_for_room(rest)
                 waited = True
                 continue
             self.problem, waited = "", False
@@ -359,6 +358,20 @@ class ReplicaFollower:
             finally:
                 for record in accepted:
                     self._tail.add(record)
+
+    async def _wait_for_room(self, records: memoryview) -> None:
+        """Wait until the first record fits. Raises `MasterGone` if room depends on what the master tells meanwhile."""
+        wal = self._wal
+        while True:
+            try:
+                async with asyncio.timeout(self._limits.link.silence_s):
+                    await wal.receivable(records)
+                return
+            except TimeoutError:
+                if min(self._tail.committed_offset, wal.durable_offset) > wal.confirm_offset:
+                    raise MasterGone(
+                        f"{self.problem}; the bucket has what is not known to be confirmed: the master is asked anew"
+                    ) from None
 
     # --- acknowledgements, and time ------------------------------------------------------------------------------
 
@@ -376,6 +389,8 @@ class ReplicaFollower:
 
     def _note_confirmed(self, following: WalFollower, durable_offset: int) -> None:
         self._wal.note_confirmed(following.confirmed(durable_offset))
+        if self._tail.committed_offset > self._wal.start_offset:
+            self._trimmable.set()
         end = min(self._wal.confirm_offset, self._tail.end_offset)  # the tail gets them after the disk
         if end > self._told_readable:
             start, self._told_readable = self._told_readable, end

@@ -602,6 +602,35 @@ async def test_a_full_follower_waits_and_goes_on_when_there_is_room(hot: HotSet)
     assert full.wal.start_offset > 0
 
 
+@pytest.mark.processes  # real time-outs
+async def test_a_full_follower_hears_that_what_fills_it_is_confirmed(tmp_path: Path) -> None:
+    """What tells so comes behind the records for which there is no room."""
+    hot = HotSet(tmp_path, policy=replace(POLICY, in_sync_replicas=3))
+    master = await hot.start(1)
+    hot.settings = structs.replace(hot.settings, max_bytes=4 * hot.settings.segment_bytes)
+    full = await hot.start(2)
+    hot.settings = structs.replace(hot.settings, max_bytes=8 << 20)
+    await hot.start(3)
+    await hot.elect(1)
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    await hot.kill(3)  # nothing is confirmed without it
+    await hot.write(master, 700)
+    follower = full.replica.follower
+    assert follower is not None
+    await until(lambda: follower.problem and full.wal.durable_offset == full.wal.end_offset)
+    await hot.start(3)
+    await hot.let_follow()
+    await hot.confirmed(master, full.wal.end_offset)
+    assert full.wal.confirm_offset < hot.settings.segment_bytes, "no file of it may be freed yet"
+    hot.committed = master.master.confirm_offset
+    for broker in hot.brokers.values():
+        broker.replica.note_committed(hot.committed)
+    await hot.same()
+    await hot.confirmed(master)
+    await hot.close()
+
+
 async def test_a_follower_whose_disk_fails_reports_it_and_stops(hot: HotSet, monkeypatch: pytest.MonkeyPatch) -> None:
     master = await hot.start_all()
     await hot.write(master, 5)
