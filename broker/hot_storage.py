@@ -127,13 +127,17 @@ class HotStorage:
             self.storage.wal_failed(error)
 
     async def close(self, *, upload: bool) -> None:
-        """End; call it before the duty is closed. With `upload`, first upload everything confirmed, while it leads."""
+        """End; call it before the duty is closed. With `upload`, first upload everything confirmed, while it leads.
+
+        May be called again, also after it was cancelled: the storage is kept until it is closed.
+        """
         self._closed = True
-        storage, self.storage, self._term = self.storage, None, -1
+        self._term = -1
         self.master = None
         async with self._turn:
-            if storage is not None:
-                await storage.close(upload=upload)
-                self._storages.remove(storage.replica_set_id)
+            if self.storage is not None:
+                await self.storage.close(upload=upload)
+                self._storages.remove(self.storage.replica_set_id)
+                self.storage = None
         await self._close_deposed()
         await self._tasks.close()

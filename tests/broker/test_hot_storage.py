@@ -209,3 +209,31 @@ async def test_a_wal_that_fails_ends_what_it_served(serving: ServingSet) -> None
     log = await serving.partition()
     await until(lambda: log.high_watermark >= 5)
     assert (await contents(log))[:5] == values(0, 5)
+
+
+async def test_a_storage_whose_last_upload_was_given_up_is_closed_all_the_same(
+    serving: ServingSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await serving.partition()
+    await produce(log, values(0, 5))
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def silent(*_arguments: object, **_options: object) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(serving.bucket, "put", silent)
+    here = serving.serving[1]
+    closing = asyncio.create_task(here.hot.close(upload=True))
+    async with asyncio.timeout(30):
+        await asked.wait()
+    closing.cancel()  # its time is up
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await here.hot.close(upload=False)
+    assert ended.is_set() and here.storages.all() == []
+    with pytest.raises(TidelogError):
+        log.append(memoryview(bytearray(build_batch([Record(0, 1_700_000_000_000, b"k", b"late")]))))
