@@ -101,7 +101,8 @@ class ReplicaFollower:
         self.problem = ""
         """Why it is not following now; empty while it is, or before it tries."""
         self.failing_since: float | None = None
-        """Since when it could not follow anybody (monotonic seconds); None while it does, or before it tries."""
+        """Since when it could not follow anybody, or has had no room for what its master sends (monotonic seconds);
+        None while it does, or before it tries."""
         self.lost_at: float | None = None
         """When it lost the connection to its present master (monotonic seconds); None while it has one."""
         self.stopped: TidelogError | None = None
@@ -205,7 +206,10 @@ class ReplicaFollower:
                 logger.info("not following", extra=extra)
         elif error is not None:
             raise error
-        self.problem = text
+        self._note_failing(text)
+
+    def _note_failing(self, problem: str) -> None:
+        self.problem = problem
         if self.failing_since is None:
             self.failing_since = self._world.clock.monotonic()
 
@@ -345,13 +349,13 @@ class ReplicaFollower:
                     at, frame.epoch, frame.epoch_start, rest, master_epoch=following.master_epoch
                 )
             except WalFull as error:
-                self.problem = str(error)
+                self._note_failing(str(error))
                 if waited:  # there is room for records, and none for the epoch file
                     await self._world.clock.sleep(self._limits.tick_s)
                 await self._wait_for_room(rest)
                 waited = True
                 continue
-            self.problem, waited = "", False
+            self.problem, self.failing_since, waited = "", None, False
             rest = rest[wal.end_offset - at :]
             try:
                 await asyncio.sleep(0)  # the WAL passes them to its disk: the master waits for that, not for the tail

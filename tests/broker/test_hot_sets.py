@@ -10,6 +10,7 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -28,6 +29,8 @@ from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import FoundWal, WalNote, WalVerdict, judge, note_in
 from tidelog.runtime.errors import ConfigError, CorruptData
+from tidelog.storage.wal.base import WalFull
+from tidelog.storage.wal.disk.wal import DiskWal
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -121,6 +124,41 @@ def test_what_stopped_a_replica_is_told_once(tmp_path: Path, monkeypatch: pytest
         assert sorted(each.split(" has stopped")[0] for each in told) == [
             f"the replica of replica set {each}" for each in (1, 2, 3)
         ]
+
+
+def test_a_follower_that_has_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        cluster.run(cluster.nodes[1].controller.create_topic("t", 1, {}, assignment=[1]))
+        room = asyncio.Event()
+        receive, receivable = DiskWal.receive, DiskWal.receivable
+
+        async def has_no_room(*arguments: Any, **options: Any) -> Any:
+            if not room.is_set():
+                raise WalFull("the next WAL file cannot be prepared: No space left on device")
+            return await receive(*arguments, **options)
+
+        async def wait_for_room(*arguments: Any) -> None:
+            await room.wait()
+            await receivable(*arguments)
+
+        monkeypatch.setattr(DiskWal, "receive", has_no_room)
+        monkeypatch.setattr(DiskWal, "receivable", wait_for_room)
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": 1})
+        producer.produce("t", b"x")
+        assert producer.flush(60) == 0
+        admin = cluster.nodes[2].parts.servers.admin.url
+
+        def told() -> list[str]:
+            return [each for each in http_json(admin, "/status")["problems"] if "No space left on device" in each]
+
+        wait_until(lambda: any("replica set 1 does not follow its master" in each for each in told()), "it says so")
+
+        async def make_room() -> None:
+            room.set()
+
+        cluster.run(make_room())
+        wait_until(lambda: not told(), "it goes on, and says so no more")
 
 
 def test_clients_are_not_let_in_before_a_broker_knows_its_roles(
