@@ -5,6 +5,8 @@ payload. The address of the registry is the operator's; nothing of a request rea
 
 Invariants (rule 12): at most `MAX_SCHEMAS` schemas are kept, each of at most `MAX_SCHEMA_BYTES`; one that was not
 answered for is not asked for again for `FAILED_FOR_S`. A value that cannot be read is shown as bytes, with the reason.
+Text is made only as far as it is shown: indentation, and names that a schema gives to many items, make a gigabyte of a
+value that is read in no time. Values are read in a thread, for a large one takes longer than an event loop may stand.
 
 Entry: `SchemaRegistry.shown`.
 """
@@ -33,6 +35,8 @@ MAX_VALUE_BYTES: Final = 1 << 20
 FAILED_FOR_S: Final = 30.0
 ASK_TIMEOUT_S: Final = 5.0
 FRAME_BYTES: Final = 5
+
+_ENCODER: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
 Read = Callable[[bytes], Any]
 """A payload as JSON has it. Raises `InvalidInput`."""
@@ -67,7 +71,7 @@ class SchemaRegistry:
         schema_id = int.from_bytes(data[1:FRAME_BYTES], "big")
         try:
             kind, read = await self._schema(schema_id)
-            text = json.dumps(read(data[FRAME_BYTES:]), indent=2, ensure_ascii=False)
+            text = await asyncio.to_thread(_rendered, read, data[FRAME_BYTES:], limit)
         except NotFound:
             return None  # the bytes only look like a frame
         except (TidelogError, RecursionError) as error:
@@ -82,11 +86,11 @@ class SchemaRegistry:
             return self._schemas[schema_id]
         since, error = self._failed.get(schema_id, (0.0, None))
         if error is not None and self._clock.monotonic() - since < FAILED_FOR_S:
-            raise error
+            raise _anew(error)
         try:
             found = _reader(await self._told(schema_id))
         except TidelogError as failed:
-            self._failed[schema_id] = self._clock.monotonic(), failed
+            self._failed[schema_id] = self._clock.monotonic(), _anew(failed)
             while len(self._failed) > MAX_SCHEMAS:
                 self._failed.popitem(last=False)
             raise
@@ -102,7 +106,10 @@ class SchemaRegistry:
         if query:
             found = {**found, "schema": (await self._ask(f"/schemas/ids/{schema_id}{query}"))["schema"]}
         files: dict[str, str] = {}
-        await self._refer(found, files, query)
+        try:
+            await self._refer(found, files, query)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"the references of schema {schema_id} are not as expected: {error!r}") from None
         return _ToldSchema(kind, str(found["schema"]), files)
 
     async def _refer(self, found: dict[str, Any], files: dict[str, str], query: str) -> None:
@@ -145,6 +152,23 @@ class SchemaRegistry:
         if not isinstance(found, dict) or "schema" not in found:
             raise InvalidInput(f"{path} of the schema registry is no schema")
         return found
+
+
+def _anew(error: TidelogError) -> TidelogError:
+    """The same error without its traceback, which keeps the values of all frames, and grows whenever it is raised."""
+    return type(error)(error.message, hint=error.hint)
+
+
+def _rendered(read: Read, payload: bytes, limit: int) -> str:
+    """The payload as indented JSON, which is cut at some point after `limit` characters. Raises `InvalidInput`."""
+    parts: list[str] = []
+    size = 0
+    for part in _ENCODER.iterencode(read(payload)):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            break
+    return "".join(parts)
 
 
 def _segment(text: str) -> str:

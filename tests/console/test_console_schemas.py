@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -245,6 +247,71 @@ async def test_a_registry_that_is_away_is_said_beside_the_bytes() -> None:
         assert (shown["kind"], "registry" in shown["problem"]) == ("bytes", True)
     finally:
         await found.close()
+
+
+def nested(depth: int, items: int) -> bytes:
+    return b"[" * depth + b",".join([b"1"] * items) + b"]" * depth
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"schemaType": "JSON", "schema": "{}"}, nested(depth=300, items=50_000)),
+        (
+            {"schema": json.dumps({"type": "array", "items": {"type": "enum", "name": "E", "symbols": ["x" * 3_000]}})},
+            long(10_000) + long(0) * 10_000 + long(0),
+        ),
+    ],
+    ids=["indentation", "a long symbol"],
+)
+async def test_no_more_text_is_made_of_a_value_than_is_shown(schema: dict[str, Any], payload: bytes) -> None:
+    """Each would be 30 MB of text, and a gigabyte if a test had the time."""
+    async with registry({1: schema}) as (found, _asked):
+        await found.shown(framed(1, b""), 100)
+        tracemalloc.start()
+        try:
+            shown = await found.shown(framed(1, payload), 4_096)
+            assert tracemalloc.get_traced_memory()[1] < 5_000_000
+        finally:
+            tracemalloc.stop()
+        assert shown is not None
+        assert ("problem" in shown, shown["cut"], len(shown["text"])) == (False, True, 4_096)
+
+
+async def test_others_go_on_while_a_value_is_read() -> None:
+    async with registry({1: {"schemaType": "JSON", "schema": "{}"}}) as (found, _asked):
+        await found.shown(framed(1, b"1"), 100)
+        turned = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(turned.set_result, None)
+        await found.shown(framed(1, nested(depth=10, items=1_000)), 4_096)
+        assert turned.done(), "the event loop stood while the value was read"
+
+
+async def test_values_whose_schema_is_not_told_are_not_kept() -> None:
+    found = SchemaRegistry("http://127.0.0.1:9", SystemClock())
+    try:
+        await found.shown(framed(1, b"x"), 100)
+        tracemalloc.start()
+        try:
+            for _ in range(40):
+                shown = await found.shown(framed(1, bytes(256 << 10)), 100)
+                assert shown is not None
+                assert "registry" in shown["problem"]
+            assert tracemalloc.get_traced_memory()[0] < 2_000_000
+        finally:
+            tracemalloc.stop()
+    finally:
+        await found.close()
+
+
+@pytest.mark.parametrize(
+    "references", [5, [5], [{}], [{"name": "a", "subject": "a", "version": "latest"}], {"name": "a"}]
+)
+async def test_references_that_are_none_are_said_beside_the_bytes(references: Any) -> None:
+    async with registry({1: {"schema": '"long"', "references": references}}) as (found, _asked):
+        shown = await found.shown(framed(1, long(1)), 100)
+        assert shown is not None
+        assert (shown["kind"], "references" in shown["problem"]) == ("bytes", True)
 
 
 def test_the_protobuf_library_reads_what_the_test_writes() -> None:
