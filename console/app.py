@@ -9,7 +9,8 @@
     GET  /console/api/offsets         ?topic=: the readable offsets of each partition
     GET  /console/api/groups          consumer groups with lag; GET …/group?name=: one of them
     POST /console/api/group/reset     what a reset of offsets would do; with `dry_run: false` does it
-    GET  /console/api/records         records by position, key or text; with `follow` the new ones; JSON lines
+    GET  /console/api/records         records by position, key or text; with `follow` the new ones; JSON lines, of which
+                                      the last is an `error` if something went wrong after the first
     POST /console/api/produce         writes one record; with `dry_run` says where it would go
 
 Errors are `{"error", "hint"}`. In a cluster with a secret all but the session needs one: by the cookie, or by

@@ -1,11 +1,11 @@
 """Errors of confluent-kafka as those of Tidelog, for the console and the command line.
 
-Entry: `translate`.
+Entry: `translate`, `record_headers`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.runtime.errors import (
     AlreadyExists,
@@ -18,7 +18,7 @@ from tidelog.runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import KafkaError, KafkaException, Message
 
 START_HINT: Final = "start one with `tidelog up`, or name a broker with --bootstrap HOST:PORT"
 
@@ -33,6 +33,15 @@ def translate(error: KafkaException | KafkaError, what: str = "") -> TidelogErro
         kind = Unavailable
     text = cause.str() or cause.name()
     return kind(f"{what}: {text}" if what else text, hint=hint)
+
+
+def record_headers(message: Message) -> list[tuple[str, Any]] | None:
+    """Return a record's headers; None if one has a name that is no UTF-8, for then the library tells none of them."""
+    try:
+        headers = message.headers()
+    except (SystemError, UnicodeDecodeError):  # it raises the second one, and the interpreter turns it into the first
+        return None
+    return list(headers.items()) if isinstance(headers, dict) else list(headers or [])
 
 
 def _kinds() -> dict[int, tuple[type[TidelogError], str | None]]:

@@ -4,7 +4,8 @@ A reader is a consumer without a group: it commits nothing, and no broker knows 
 
 Invariants (rule 12): at most `MAX_READERS` readers at a time; one sends at most `MAX_LIMIT` records, or follows for
 `FOLLOW_S` at up to `MAX_PER_S` records a second, and counts those that it leaves out; a search ends after `SEARCH_S` or
-`MAX_SCANNED` records, and says where it stopped; a browser that does not take a line within `TAKE_S` is given up.
+`MAX_SCANNED` records, and says where it stopped; a browser that does not take a line within `TAKE_S` is given up. What
+goes wrong after the first line is the last line.
 
 Entry: `RecordReader.reading`.
 """
@@ -17,13 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tidelog.console.client_errors import translate
+from tidelog.console.client_errors import record_headers, translate
 from tidelog.console.decode import FULL_LIMIT, VALUE_LIMIT, shown
 from tidelog.console.groups import Place
 from tidelog.console.kafka import KafkaAccess, Span
 from tidelog.console.schemas import SchemaRegistry
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import InvalidInput, Overloaded, Unavailable
+from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
 
 MAX_READERS: Final = 4
 MAX_LIMIT: Final = 500
@@ -36,6 +37,8 @@ SEARCH_S: Final = 60.0
 FOLLOW_S: Final = 900.0
 TAKE_S: Final = 30.0
 TOLD_EVERY_S: Final = 1.0
+CHECKED_EVERY_S: Final = 5.0
+"""How often a live tail to which nothing comes looks whether its topic still exists: a client is not told that."""
 BATCH: Final = 200
 POLL_S: Final = 0.25
 STARTS: Final = ("last", "beginning", "end", "offset", "time")
@@ -174,7 +177,7 @@ class RecordReader:
             starts = await self._starts(query, spans)
             consumer = await self._kafka.run(self._consumer, query, starts)
             try:
-                yield self._lines(query, spans, starts, consumer)
+                yield _with_error(self._lines(query, spans, starts, consumer))
             finally:
                 await asyncio.shield(self._kafka.run(consumer.close))
         finally:
@@ -230,7 +233,7 @@ class RecordReader:
     async def _lines(
         self, query: RecordQuery, spans: Mapping[Place, Span], starts: Mapping[Place, int], consumer: Any
     ) -> AsyncIterator[Line]:
-        began = told = self._clock.monotonic()
+        began = told = checked = self._clock.monotonic()
         seen = _ReadProgress(done={place[1] for place, span in spans.items() if starts[place] >= span.end})
         ends = {partition: span.end for (_, partition), span in spans.items()}
         yield {
@@ -258,10 +261,20 @@ class RecordReader:
                 yield await self._decoded(query, line, message)
                 if not query.follow and seen.sent >= query.limit:
                     break
+            if messages:
+                checked = now
+            elif query.follow and now - checked >= CHECKED_EVERY_S:
+                checked = now
+                await self._check_exists(query.topic)
             if now - told >= TOLD_EVERY_S:
                 told = now
                 yield seen.line("progress")
         yield seen.line("end", reason=reason, next=seen.next)
+
+    async def _check_exists(self, topic: str) -> None:
+        """Raise `NotFound` if the topic is gone; a cluster that does not answer now may do so later."""
+        with contextlib.suppress(Unavailable):
+            await self._kafka.partitions(topic)
 
     async def _decoded(self, query: RecordQuery, line: Line, message: Any) -> Line:
         """The line with key and value as their schemas say."""
@@ -311,7 +324,8 @@ class RecordReader:
         if not query.matches(key, value):
             return None
         limit = FULL_LIMIT if query.full else VALUE_LIMIT
-        headers = message.headers() or []
+        headers = record_headers(message)
+        shown_headers = (headers or [])[:MAX_HEADERS_SHOWN]
         kind, timestamp_ms = message.timestamp()
         return {
             "event": "record",
@@ -320,6 +334,16 @@ class RecordReader:
             "timestamp_ms": timestamp_ms if kind else None,
             "key": shown(key, limit),
             "value": shown(value, limit),
-            "headers": [[name, shown(data, VALUE_LIMIT)] for name, data in headers[:MAX_HEADERS_SHOWN]],
-            "headers_left_out": max(0, len(headers) - MAX_HEADERS_SHOWN),
+            "headers": [[name, shown(data, VALUE_LIMIT)] for name, data in shown_headers],
+            "headers_left_out": len(headers or []) - len(shown_headers),
+            "headers_unreadable": headers is None,
         }
+
+
+async def _with_error(lines: AsyncIterator[Line]) -> AsyncIterator[Line]:
+    """The lines, and an error that ends them: the answer has begun, and can have no other status any more."""
+    try:
+        async for line in lines:
+            yield line
+    except TidelogError as error:
+        yield {"event": "error", "error": error.message, "hint": error.hint}

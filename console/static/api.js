@@ -57,7 +57,7 @@ export const all = (path, params, signal) => get(`read/all/${path}`, params, sig
 export const of = (broker, path, params, signal) => get(`read/${broker}/${path}`, params, signal);
 export const change = (path, query, body) => post(`change/${path}`, { query: query || {}, body: body === undefined ? null : body });
 
-// Calls `line` for each line of JSON as it comes.
+// Calls `line` for each line of JSON as it comes. An error that came after the first one is thrown as one before it is.
 export async function stream(path, params, signal, line) {
   const response = await request("GET", path, { params, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -67,6 +67,11 @@ export async function stream(path, params, signal, line) {
     if (done) break;
     const parts = (rest + value).split("\n");
     rest = parts.pop();
-    for (const part of parts) if (part) line(JSON.parse(part));
+    for (const part of parts) {
+      if (!part) continue;
+      const told = JSON.parse(part);
+      if (told.event === "error") throw new ApiError(response.status, told.error, told.hint);
+      line(told);
+    }
   }
 }

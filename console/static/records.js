@@ -187,6 +187,7 @@ function record(told, topic) {
       told.key.cut && h("span", { class: "muted" }, ` … cut at ${bytes(told.key.text.length)} of ${bytes(told.key.size_bytes)}`)),
     told.value.problem && h("p", { class: "notice warn small user" }, `Not read by its schema: ${told.value.problem}`),
     value, whole,
+    told.headers_unreadable && h("p", { class: "notice warn small" }, "It has headers that are not shown: the name of one is no UTF-8."),
     told.headers.length > 0 && h("details", {},
       h("summary", { class: "small" }, plural(told.headers.length + told.headers_left_out, "header")),
       told.headers.map(([name, held]) => h("div", { class: "small" }, h("code", { class: "user" }, name), " ",

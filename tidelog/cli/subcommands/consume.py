@@ -25,7 +25,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, message_error
 from tidelog.cli.completion import group_names, partition_numbers, topic_names
 from tidelog.cli.options import TimestampType, bootstrap_option
-from tidelog.console.client_errors import translate
+from tidelog.console.client_errors import record_headers, translate
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 from tidelog.runtime.text import text_or_base64
@@ -387,9 +387,12 @@ def _as_json(message: Message) -> bytes:
     return json.dumps(document, ensure_ascii=False).encode() + b"\n"
 
 
-def _headers(message: Message) -> list[Any]:
-    headers = message.headers()
-    return list(headers.items()) if isinstance(headers, dict) else list(headers or [])
+def _headers(message: Message) -> list[tuple[str, Any]]:
+    headers = record_headers(message)
+    if headers is None:
+        place = f"{message.topic()}:{message.partition()} at offset {message.offset()}"
+        raise InvalidInput(f"{place} has a header whose name is no UTF-8", hint="--format value and table leave it out")
+    return headers
 
 
 def _header_bytes(value: str | bytes | None) -> bytes | None:
