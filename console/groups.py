@@ -14,6 +14,8 @@ ResetTo = Literal["earliest", "latest", "offset", "time", "shift"]
 STATES: Final = ("stable", "preparing-rebalance", "completing-rebalance", "empty", "dead")
 INACTIVE: Final = ("empty", "dead")
 """States without members, who would overwrite what a reset commits."""
+NAMELESS: Final = "the client library does not ask for the offsets of the group whose id is empty"
+"""Such a group is there once a consumer without a group id, of an old client, has committed offsets."""
 _STATE_NAMES: Final = {
     "PREPARING_REBALANCING": "preparing-rebalance",
     "COMPLETING_REBALANCING": "completing-rebalance",

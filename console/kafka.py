@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
 import msgspec
 
 from tidelog.console.client_errors import translate
-from tidelog.console.groups import INACTIVE, Place, ResetTo, group_state, lag_row, reset_offset
+from tidelog.console.groups import INACTIVE, NAMELESS, Place, ResetTo, group_state, lag_row, reset_offset
 from tidelog.console.partitioner import partition_of
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 
@@ -220,6 +220,8 @@ class KafkaAccess:
         """The committed offsets of a group, or the text of the error."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
+        if not name:
+            return NAMELESS
         admin = await self._admin()
         futures = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(name)], request_timeout=REQUEST_TIMEOUT_S

@@ -276,6 +276,33 @@ def test_a_group_is_listed_with_its_lag_and_reset_only_on_purpose(
     browser.call("GET", "group?name=none", None, 404)
 
 
+def test_the_group_whose_id_is_empty_hides_no_other(broker: tuple[LocalBroker, str], browser: Browser) -> None:
+    """Kafka takes its commits, which old consumers send that have no group id."""
+    started = broker[0]
+    consumer = Consumer({"bootstrap.servers": started.bootstrap, "group.id": "beside"})
+    consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+    consumer.close()
+
+    async def commit() -> Any:
+        host, _, port = started.bootstrap.partition(":")
+        make = schema.request(8, 7).make
+        offset = {"committed_offset": 0, "committed_leader_epoch": -1, "committed_metadata": ""}
+        places = (make("OffsetCommitRequestPartition", partition_index=0, **offset),)
+        topics = (make("OffsetCommitRequestTopic", name="orders", partitions=places),)
+        nobody = {"group_id": "", "generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
+        async with KafkaClient(host, int(port)) as client:
+            return await client.send(8, 7, **nobody, topics=topics)
+
+    assert asyncio.run(commit()).topics[0].partitions[0].error_code == 0
+    listed = browser.call("GET", "groups")
+    assert "beside" in [row["group"] for row in listed["groups"]]
+    (error,) = listed["errors"]
+    assert "group ''" in error
+    order = {"group": "", "topic": "orders", "to": "latest"}
+    assert "empty" in browser.call("POST", "group/reset", order, 503)["error"]
+    assert "empty" in Cli(started.bootstrap)("group", "describe", "", code=InvalidInput.exit_code).err
+
+
 def test_the_brokers_admin_http_keeps_its_own_rules(broker: tuple[LocalBroker, str], browser: Browser) -> None:
     answer = browser.http.call("POST", "/upload", None, {"Origin": "http://evil.example"})
     assert answer.status == 403

@@ -16,7 +16,7 @@ from tidelog.cli.client import REQUEST_TIMEOUT_S, ClusterConnection, unknown
 from tidelog.cli.completion import group_names, partition_numbers, topic_names
 from tidelog.cli.options import TimestampType, bootstrap_option, format_option, watch_option
 from tidelog.console.client_errors import translate
-from tidelog.console.groups import INACTIVE, STATES, Place, ResetTo, group_state, lag_row, reset_offset
+from tidelog.console.groups import INACTIVE, NAMELESS, STATES, Place, ResetTo, group_state, lag_row, reset_offset
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 
 
@@ -121,6 +121,8 @@ def _committed(cluster: ClusterConnection, name: str, wanted: Iterable[Place] | 
     """Return the committed offsets of a group for all or the given partitions, without those that have none."""
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
+    if not name:
+        raise InvalidInput(NAMELESS)
     asked = [TopicPartition(topic, partition) for topic, partition in wanted] if wanted is not None else None
     futures = cluster.admin.list_consumer_group_offsets(
         [ConsumerGroupTopicPartitions(name, asked)], request_timeout=REQUEST_TIMEOUT_S
