@@ -12,7 +12,8 @@ and times in, commands out (docs/design/0008-balancer.md).
     any      `activated`: this controller became active             idle
 
 A plan is made from a stable picture (the brokers have been the same for `STEADY_S`, no partition of the last plan is
-still moving) and then executed in batches, each one command: as many moves as fit under `balancer.max_moves_in_flight`.
+still moving) and then executed in batches, each one command: as many moves as fit under `balancer.max_moves_in_flight`,
+in which those that wait for a dead broker do not count.
 When brokers join or leave, the rest of the plan is dropped, and the cool-down of moved partitions ends. After any move,
 by an operator too, a partition is not moved by the balancer for `balancer.cooldown_ms`.
 
@@ -191,7 +192,7 @@ class BalanceSchedule:
     def _next_batch(self, now_s: float) -> MovePartitions | None:
         """Return the next moves, as many as may be in flight. Moves that no longer fit the image are dropped."""
         image, limit = self._image(), self._settings.max_moves_in_flight
-        room = limit - len(image.index.moving)
+        room = limit - self._going_on()
         if room < min(len(self._queue), max(1, limit // 4)):
             return None  # in batches: a command per hand-over would be too many
         open_ = takers(image)
@@ -210,6 +211,15 @@ class BalanceSchedule:
             return MovePartitions(tuple(batch))
         self._batch_ended(now_s)
         return None
+
+    def _going_on(self) -> int:
+        """Return how many moves there are but those that wait for a dead broker, and may do so for ever."""
+        image = self._image()
+        lives = {each for each in image.replica_sets if image.master_of(each) is not None}
+        return sum(
+            record is not None and record.replica_set in lives and record.target in lives
+            for record in (image.partition(*key) for key in image.index.moving)
+        )
 
     def _batch_ended(self, now_s: float) -> None:
         if not self._queue:

@@ -48,7 +48,9 @@ class Schedule(RuleBasedStateMachine):
         if command is None:
             return
         image = self.driver.image
-        assert 0 < len(command.moves) <= LIMIT - len(image.index.moving), "too many at once"
+        lives = {each for each in image.replica_sets if image.master_of(each) is not None}
+        going_on = [each for each in image.moving() if {each.replica_set, each.target} <= lives]
+        assert 0 < len(command.moves) <= LIMIT - len(going_on), "too many at once"
         for each in command.moves:
             record = image.partition(each.topic_id, each.index)
             assert record is not None

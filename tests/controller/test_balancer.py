@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tests.controller.controller_helpers import TOPIC, Driver
-from tidelog.controller.active.balance_schedule import MODE_KEY, STEADY_S
+from tidelog.controller.active.balance_schedule import MODE_KEY, STEADY_S, STUCK_MS
 from tidelog.controller.active.balancer import Balancer
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.image.image import Delta
@@ -184,6 +184,34 @@ def test_moves_of_others_count_and_it_waits_until_they_are_over() -> None:
     world.finish_moves()
     world.look(1.0)
     assert len(world.commands) == 1
+
+
+def test_moves_that_wait_for_a_dead_target_do_not_hold_up_those_to_others() -> None:
+    world = World(partitions=60, brokers=2, max_moves_in_flight=8)
+    world.settle()
+    assert len(world.commands) == 1, "all to broker 2"
+    world.driver.run(c.SetBrokerAlive(2, world.driver.image.brokers[2].registration_epoch, False))
+    world.driver.broker(3)  # in its place
+    world.settle()
+    world.look(STUCK_MS / 1000 + 1)
+    later = world.commands[1:]
+    assert [move.replica_set for command in later for move in command.moves] == [3] * 8
+    world.look(1.0)
+    assert world.commands[1:] == later, "those that go on count"
+    assert len(world.driver.image.moving()) == 16
+
+
+def test_moves_from_a_dead_source_do_not_hold_up_those_of_others() -> None:
+    world = World(partitions=60, max_moves_in_flight=8)
+    world.look()
+    world.driver.run(c.MovePartitions(tuple(c.PartitionMove(TOPIC, index, 2) for index in range(30))))
+    world.finish_moves()
+    world.driver.run(c.MovePartitions(tuple(c.PartitionMove(TOPIC, index, 3) for index in range(30, 40))))
+    world.driver.run(c.SetBrokerAlive(1, world.driver.image.brokers[1].registration_epoch, False))
+    world.settle()
+    world.look(STUCK_MS / 1000 + 1)
+    assert {move.replica_set for command in world.commands for move in command.moves} == {3}
+    assert world.schedule.status(world.clock.now_s)["issued"] > 0
 
 
 def test_what_has_moved_rests_unless_brokers_come_or_go() -> None:
