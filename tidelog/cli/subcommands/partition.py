@@ -28,6 +28,7 @@ FIGURES_S = 2.0
 """Time-out for the old broker to report a move's figures after the new broker serves the partition."""
 
 Row = dict[str, Any]
+_NOTHING_TOLD: Row = {"moves": [], "opened": [], "estimate": None}
 
 
 class TopicPartition(NamedTuple):
@@ -64,13 +65,13 @@ def _rows(cluster: ClusterConnection, topics: Iterable[str]) -> list[Row]:
     query = "&".join(f"topic={name}" for name in topics)
     rows: list[Row] = cluster.get("/partitions" + (f"?{query}" if query else ""))["partitions"]
     urls = _admin_urls(cluster) if any(row["to"] is not None for row in rows) else {}
-    told: dict[tuple[int, str, int], Row] = {}
-    for broker in {row["broker"] for row in rows if row["to"] is not None}:
-        for move in _moves_of(urls, broker)["moves"]:
+    told: dict[tuple[int | None, str, int], Row] = {}
+    for leader in {row["leader"] for row in rows if row["to"] is not None}:
+        for move in _moves_of(urls, leader)["moves"]:
             if move["finished_ms"] is None:
-                told[broker, move["topic"], move["partition"]] = move
+                told[leader, move["topic"], move["partition"]] = move
     for row in rows:
-        move = told.get((row["broker"], row["topic"], row["partition"]), {})
+        move = told.get((row["leader"], row["topic"], row["partition"]), {})
         row["phase"] = move.get("phase", "waiting" if row["to"] is not None else None)
         row["attempts"] = move.get("attempts")
         row["error"] = move.get("error")
@@ -85,12 +86,17 @@ def _admin_urls(cluster: ClusterConnection) -> dict[int, str]:
     return {node["id"]: node["admin_url"] for node in nodes if node["state"] != "dead" and node["admin_url"]}
 
 
-def _moves_of(urls: dict[int, str], broker: int) -> Row:
-    """A broker's `/moves`; empty if it cannot be reached."""
+def _moves_of(urls: dict[int, str], leader: int | None) -> Row:
+    """The `/moves` of a broker that leads partitions; empty if nobody does, or it cannot be reached.
+
+    A partition is placed on a broker's replica set, which another member may lead.
+    """
+    if leader is None:
+        return dict(_NOTHING_TOLD)
     try:
-        found = http_json(urls[broker], "/moves")
+        found = http_json(urls[leader], "/moves")
     except (KeyError, Unavailable):
-        return {"moves": [], "opened": [], "estimate": None}
+        return dict(_NOTHING_TOLD)
     assert isinstance(found, dict)
     return found
 
@@ -309,8 +315,8 @@ def _wait_all(
         for place in gone:
             failures.add(Unavailable(f"{place}: the move was cancelled, or replaced by another"))
             del left[place]
-        brokers = {left[place] for place in moved} | {before[place]["broker"] for place in moved}
-        told = {broker: _moves_of(urls, broker) for broker in brokers}
+        leaders = {row["leader"] for place in moved for row in (before[place], rows[place])}
+        told = {leader: _moves_of(urls, leader) for leader in leaders}
         for place in moved:
             row = _figures(place, before[place], left[place], rows[place], told)
             if row is None:
@@ -329,18 +335,18 @@ def _wait_all(
     return sorted(report, key=lambda row: (row["topic"], row["partition"]))
 
 
-def _figures(place: TopicPartition, before: Row, target: int, now: Row, told: dict[int, Row]) -> Row | None:
+def _figures(place: TopicPartition, before: Row, target: int, now: Row, told: dict[int | None, Row]) -> Row | None:
     """Return the figures of a move; None until the new broker serves the partition."""
     opened = [
         one
-        for one in told[target]["opened"]
+        for one in told[now["leader"]]["opened"]
         if (one["topic"], one["partition"], one["leader_epoch"]) == (*place, now["leader_epoch"])
     ]
     if not opened:
         return None
     left = [
         one
-        for one in told[before["broker"]]["moves"]
+        for one in told[before["leader"]]["moves"]
         if (one["topic"], one["partition"]) == place
         and one["phase"] == "done"
         and before["leader_epoch"] <= one["leader_epoch"] < now["leader_epoch"]
@@ -363,15 +369,16 @@ def _predict(
 ) -> list[Row]:
     """Return what each source reports of its backlog and its last moves."""
     urls = _admin_urls(cluster)
-    estimates = {broker: _moves_of(urls, broker)["estimate"] for broker in {before[one]["broker"] for one in wanted}}
+    led = {row["id"] for row in cluster.get("/replica-sets")["replica_sets"] if row["state"] == "led"}
+    estimates = {leader: _moves_of(urls, leader)["estimate"] for leader in {before[one]["leader"] for one in wanted}}
     plan = []
     for place, target in wanted.items():
         source = before[place]["broker"]
-        found = estimates[source] or {}
+        found = estimates[before[place]["leader"]] or {}
         upload, stall_ms, basis = found.get("upload_bytes"), found.get("stall_ms"), found.get("basis")
         if not found:
             basis = f"broker {source} is dead: the partition moves when the broker has restarted"
-        elif target not in urls:
+        elif target not in led:
             basis = f"broker {target} is dead or unknown: the move would be refused"
         plan.append({**_plain(place, before, target), "upload_bytes": upload, "stall_ms": stall_ms, "basis": basis})
     return plan
