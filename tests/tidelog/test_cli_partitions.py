@@ -107,3 +107,32 @@ def test_what_does_not_exist_is_not_found(cli: Cli) -> None:
     assert "does not exist" in cli("partition", "move", "absent:0", "--to", 1, code=3).err
     assert "does not exist" in cli("partition", "move", "t:99", "--to", 1, code=3).err
     assert "does not exist" in cli("partition", "list", "absent", code=3).err
+
+
+def test_partitions_of_more_topics_than_a_request_line_can_name_are_moved_and_listed(
+    cluster: Cluster, cli: Cli
+) -> None:
+    names = [f"{index:03}-{'n' * 240}" for index in range(36)]
+    for name in names:
+        create_topic(cluster.bootstrap, name, 1)
+    cli("partition", "move", *(f"{name}:0" for name in names), "--to", 2)
+    assert {cluster.leader(name, 0) for name in names} == {2}
+    assert len(cli("partition", "list", *names, "--format", "json").json()) == len(names)
+
+
+def test_a_topic_that_is_deleted_while_it_moves_does_not_end_the_wait_for_others(cluster: Cluster, cli: Cli) -> None:
+    for name in ("kept", "deleted"):
+        create_topic(cluster.bootstrap, name, 1)
+        cli("partition", "move", f"{name}:0", "--to", 1)
+        cli("produce", name, stdin=b"one\n")
+    cluster.bucket.failing = True
+    try:
+        command = cli.start("partition", "move", "kept:0", "deleted:0", "--to", 3, "--format", "json")
+        wait_until(lambda: len(cluster.image.moving()) == 2, "both have a target")
+        cli("topic", "delete", "deleted", "--yes")
+    finally:
+        cluster.bucket.failing = False
+    out, err = command.communicate(timeout=60)
+    assert (command.returncode, [row["topic"] for row in json.loads(out)]) == (3, ["kept"])
+    assert "deleted:0: its topic was deleted" in err.decode()
+    assert cluster.leader("kept", 0) == 3

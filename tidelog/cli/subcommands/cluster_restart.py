@@ -19,6 +19,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import broker_list
 from tidelog.cli.options import admin_options, format_option
+from tidelog.cli.placements import placements
 from tidelog.cli.rolling_restart import LATE_HINTS, Phase, PlannedStep, broker_row, home_set, plan, step_phase
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
@@ -274,6 +275,13 @@ class _BrokerRestart:
         found: list[Document] = self._cluster.get(f"/restart?owner={self._broker}")["owned"]
         return found
 
+    def _existing(self, partitions: list[Document]) -> list[Document]:
+        """Return those whose topics were not deleted meanwhile."""
+        names = (one["topic"] for one in partitions)
+        rows = placements(lambda path: self._cluster.get(path, self._broker), names, but_deleted=True)
+        exist = {(row["topic"], row["partition"]) for row in rows}
+        return [one for one in partitions if (one["topic"], one["partition"]) in exist]
+
     def _bring_back(self, partitions: list[Document]) -> None:
         """Move partitions back that the broker's drain has moved away, and wait until it has them."""
         ask_at = time.monotonic()
@@ -290,6 +298,7 @@ class _BrokerRestart:
                 )
             if time.monotonic() >= ask_at:  # and again, when a move was refused or came to nothing
                 ask_at = time.monotonic() + MOVE_AGAIN_S
+                partitions = self._existing(partitions)
                 moves = [{**one, "to": self._broker} for one in missing[:MOVES_AT_ONCE]]
                 self._cluster.post("/moves", {"moves": moves}, spare=self._broker)
             time.sleep(POLL_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import broker_ids, partition_names, topic_names
 from tidelog.cli.options import admin_options, format_option, watch_option
+from tidelog.cli.placements import placements
 from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
@@ -60,10 +61,9 @@ def list_(topics: tuple[str, ...], style: str, watch_s: float | None, bootstrap:
     output.show(style, lambda: _rows(cluster, topics), _render, watch_s=watch_s)
 
 
-def _rows(cluster: ClusterConnection, topics: Iterable[str]) -> list[Row]:
+def _rows(cluster: ClusterConnection, topics: Collection[str]) -> list[Row]:
     """Return the rows of partitions; moving partitions with the reports of their brokers."""
-    query = "&".join(f"topic={name}" for name in topics)
-    rows: list[Row] = cluster.get("/partitions" + (f"?{query}" if query else ""))["partitions"]
+    rows: list[Row] = placements(cluster.get, topics) if topics else cluster.get("/partitions")["partitions"]
     urls = _admin_urls(cluster) if any(row["to"] is not None for row in rows) else {}
     told: dict[tuple[int | None, str, int], Row] = {}
     for leader in {row["leader"] for row in rows if row["to"] is not None}:
@@ -253,8 +253,7 @@ def _placed(cluster: ClusterConnection, places: Iterable[TopicPartition]) -> lis
     wanted = set(places)
     if not wanted:
         return []
-    query = "&".join(f"topic={name}" for name in sorted({place.topic for place in wanted}))
-    rows = cluster.get(f"/partitions?{query}")["partitions"]
+    rows = placements(cluster.get, (place.topic for place in wanted))
     found = [row for row in rows if TopicPartition(row["topic"], row["partition"]) in wanted]
     for place in wanted - {TopicPartition(row["topic"], row["partition"]) for row in found}:
         raise NotFound(f"partition {place} does not exist", hint=f"`tidelog topic describe {place.topic}` shows them")
@@ -309,7 +308,12 @@ def _wait_all(
     report: list[Row] = []
     urls = _admin_urls(cluster)
     while left and time.monotonic() < deadline:
-        rows = {TopicPartition(row["topic"], row["partition"]): row for row in _placed(cluster, left)}
+        found = placements(cluster.get, (place.topic for place in left), but_deleted=True)
+        rows = {TopicPartition(row["topic"], row["partition"]): row for row in found}
+        for place in left.keys() - rows.keys():
+            failures.add(NotFound(f"{place}: its topic was deleted while it was to be moved"))
+            del left[place]
+        rows = {place: rows[place] for place in left}
         moved = {place for place, row in rows.items() if row["broker"] == left[place]}
         gone = {place for place, row in rows.items() if row["broker"] != left[place] and row["to"] != left[place]}
         for place in gone:

@@ -1,0 +1,101 @@
+"""`tidelog cluster restart --rolling` where replica sets have one member: partitions move away, and come back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.subcommands.cluster_restart import restart
+
+Document = dict[str, Any]
+
+
+class AdminOfOne:
+    """The admin HTTP of a cluster of one-member sets. When broker 1 restarts, one of its topics is deleted."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.epoch = 1
+        self.topics = {"kept": 1, "deleted": 1}
+        """The broker of partition 0 of each."""
+
+    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Document]:
+        if path == "/moves":
+            for move in body["moves"]:
+                if move["topic"] in self.topics:
+                    self.topics[move["topic"]] = move["to"]
+            return 200, {"results": []}
+        if path == "/partitions":
+            if not self.topics.keys() >= set(query["topic"]):
+                return 404, {"error": "a topic does not exist"}
+            return 200, {"partitions": [{"topic": name, "partition": 0} for name in query["topic"]]}
+        if path == "/restart" and method == "POST":
+            self.epoch += 1
+            self.topics = {"kept": 2}
+        elif path == "/restart" and "owner" in query:
+            return 200, {"owned": [{"topic": name, "partition": 0} for name, at in self.topics.items() if at == 1]}
+        return 200, self.look()
+
+    def look(self) -> Document:
+        row = {"id": 1, "alive": True, "drain": "none", "registration_epoch": self.epoch, "admin_url": self.url}
+        home = {"id": 1, "master": 1, "electing": False, "members": [1], "in_sync": [1], "master_epoch": 1}
+        count = sum(at == 1 for at in self.topics.values())
+        return {
+            "brokers": [{**row, "partitions": count, "hindrances": []}],
+            "replica_sets": [{**home, "elects": False, "partitions": count}],
+            "controllers": [],
+        }
+
+
+@pytest.fixture
+def admin() -> Iterator[AdminOfOne]:
+    world = AdminOfOne()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(None)
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            self.reply(json.loads(self.rfile.read(length) or b"null"))
+
+        def reply(self, body: Any) -> None:
+            parts = urlsplit(self.path)
+            status, found = world.answer(self.command, parts.path, parse_qs(parts.query), body)
+            encoded = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(encoded)))
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    world.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield world
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_topic_that_was_deleted_meanwhile_is_not_waited_for(
+    admin: AdminOfOne, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, path: http_json(admin.url, path))
+    done = CliRunner().invoke(restart, ["--rolling", "--timeout", "3", "--bootstrap", "127.0.0.1:1"])
+    assert done.exception is None, done.output
+    assert done.exit_code == 0, done.output
+    assert admin.topics == {"kept": 1}
