@@ -161,7 +161,9 @@ def _number(data: bytes, schema: Mapping[str, Any]) -> str:
         return data.hex()
     if len(data) > MAX_SCALE:
         return data.hex()
-    return str(Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale))
+    unscaled = int.from_bytes(data, "big", signed=True)
+    digits = Decimal(unscaled).as_tuple()
+    return format(Decimal((digits.sign, digits.digits, -scale)), "f")  # exact, whatever its precision
 
 
 _PRIMITIVES: Final[Mapping[str, Callable[[_Reader], Any]]] = {

@@ -175,13 +175,19 @@ class MoveTable:
     # -- between attempts
 
     def follow(self, topic: str, record: PartitionRecord) -> Move:
-        """Return the move of an owned partition that has a target; create it if needed."""
+        """Return the move of an owned partition that has a target; create it if needed.
+
+        Another target begins anew: what failed at the one before is no reason to wait.
+        """
         assert record.target != NO_REPLICA_SET
         key = (record.topic_id, record.index)
         move = self._moves.get(key)
         if move is None:
             backoff = Backoff(RETRY_BASE_S, RETRY_CAP_S, self._rng)
             move = self._moves[key] = Move(key, topic, record.target, record.moving_since_ms, backoff)
+        if move.target != record.target:
+            move.error, move.retry_at = "", 0.0
+            move.backoff.reset()
         move.target, move.since_ms = record.target, record.moving_since_ms
         return move
 
@@ -196,6 +202,8 @@ class MoveTable:
         if not target_lives:
             move.error = _not_alive(move.target)
             return None
+        if move.error == _not_alive(move.target):
+            move.error = ""
         if self.running >= self._max_running:
             return None
         return max(0.0, move.retry_at - now)

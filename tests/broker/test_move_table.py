@@ -73,6 +73,29 @@ def test_a_move_that_meets_no_fault_goes_through_its_phases() -> None:
     assert moves.running == 0
 
 
+def test_another_target_does_not_wait_for_what_failed_at_the_one_before() -> None:
+    moves = table()
+    for _ in range(8):
+        move = begun(moves)
+        moves.failed(move, Unavailable("no answer"), NOW, NOW_MS)
+        moves.left()
+        move.retry_at = 0.0
+    moves.failed(begun(moves), Unavailable("no answer"), NOW, NOW_MS)
+    moves.left()
+    assert (moves.wait_s(move, NOW, target_lives=True) or 0) > 1
+    assert "no answer" in moves.problems()[0]
+    assert moves.follow("t", record(target=3)) is move
+    assert (moves.wait_s(move, NOW, target_lives=True), moves.problems()) == (0, [])
+
+
+def test_that_a_target_does_not_live_is_no_problem_once_it_does() -> None:
+    moves = table()
+    move = moves.follow("t", record())
+    assert moves.wait_s(move, NOW, target_lives=False) is None
+    assert "broker 2, is not alive" in moves.problems()[0]
+    assert (moves.wait_s(move, NOW, target_lives=True), moves.problems()) == (0, [])
+
+
 def test_it_uploads_twice_at_least_and_goes_on_while_much_is_left_but_not_for_ever() -> None:
     moves = table()
     little, much = begun(moves, 0), begun(moves, 1)

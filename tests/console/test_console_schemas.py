@@ -72,6 +72,14 @@ def test_a_record_of_avro_is_read_as_it_was_written() -> None:
     assert AvroSchema(json.dumps(ORDER)).read(OUTER) == EXPECTED
 
 
+def test_decimals_are_exact_whatever_their_precision() -> None:
+    schema = AvroSchema(json.dumps({"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 10}))
+    for number, shown in ((12345678901234567890123456789012345678, "1234567890123456789012345678.9012345678"),
+                          (0, "0.0000000000"), (-5, "-0.0000000005")):  # fmt: skip
+        data = number.to_bytes(16, "big", signed=True)
+        assert schema.read(long(len(data)) + data) == shown
+
+
 def test_names_of_other_schemas_are_found() -> None:
     line = {"type": "record", "name": "Line", "namespace": "shop", "fields": [{"name": "order", "type": "shop.Order"}]}
     found = AvroSchema(json.dumps(line), {"order.avsc": json.dumps(ORDER)}).read(OUTER)
