@@ -71,7 +71,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tidelog.broker.admin.answers import integer, json_answer, number, status_of, write_line
-from tidelog.broker.admin.limits import AdminLimits
+from tidelog.broker.admin.limits import AdminLimits, bounded
 from tidelog.broker.admin.quorum import merge_nodes, metadata_in_bucket
 from tidelog.broker.admin.reading import READING_PATHS
 from tidelog.broker.objects.report import (
@@ -204,7 +204,7 @@ class AdminHttp:
 
     async def start(self) -> str:
         """Listen, and return the URL. Raises `AddressInUse`."""
-        middlewares = [self._bounded, self._errors, self._authorized, self._caught_up]
+        middlewares = [bounded(lambda: self.limits), self._errors, self._authorized, self._caught_up]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
@@ -253,19 +253,6 @@ class AdminHttp:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
-
-    @web.middleware
-    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Suspend the connection's limits while a handler with its own bounds runs and has the whole request."""
-        self.limits.enter_handler(request.protocol, request.content)
-        try:
-            return await handler(request)
-        except ConnectionResetError:
-            if request.transport is not None:
-                raise
-            return web.Response()  # the client left, or was too slow to send its body: nobody reads this
-        finally:
-            self.limits.leave_handler(request.protocol)
 
     def _is_of_console(self, request: web.Request) -> bool:
         """Return whether the console answers the request; its own middleware lets nothing pass that is not allowed."""

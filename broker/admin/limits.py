@@ -1,4 +1,4 @@
-"""Limits of the admin HTTP listener, around aiohttp's protocol: number and lifetime of connections.
+"""Limits of the admin HTTP listener and the console's, around aiohttp's protocol: number and lifetime of connections.
 
 aiohttp bounds the size of a request's head; it bounds neither the number of connections nor the time for a head, for a
 body, or for a response that the client does not read. One rule covers these: a connection may be outside of a handler,
@@ -6,7 +6,7 @@ or in one whose request has not arrived in full, for at most `timeout_s` at a ti
 with the head of a request and with the end of its handler, and ends when a handler has the whole request; so it also
 closes idle keep-alive connections.
 
-Entry: `AdminLimits`.
+Entry: `AdminLimits`, `bounded`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from aiohttp import StreamReader
+from aiohttp import StreamReader, web
+from aiohttp.typedefs import Handler, Middleware
 
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.log_limit import LogLimiter
@@ -77,6 +78,28 @@ class AdminLimits:
         guard = self._guards.get(cast(asyncio.BaseProtocol, inner))
         if guard is not None:
             guard.leave()
+
+
+def bounded(limits: Callable[[], AdminLimits]) -> Middleware:
+    """Return the outermost middleware of an application whose listener has these limits, which are made after it.
+
+    It suspends a connection's limits while a handler, with bounds of its own, runs and has the whole request.
+    """
+
+    @web.middleware
+    async def suspended(request: web.Request, handler: Handler) -> web.StreamResponse:
+        found = limits()
+        found.enter_handler(request.protocol, request.content)
+        try:
+            return await handler(request)
+        except ConnectionResetError:
+            if request.transport is not None:
+                raise
+            return web.Response()  # the client left, or was too slow to send its body: nobody reads this
+        finally:
+            found.leave_handler(request.protocol)
+
+    return suspended
 
 
 class _Guard(asyncio.Protocol):

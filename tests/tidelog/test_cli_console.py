@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from tests.support.cli import Cli, environment
 from tests.support.http_calls import HttpCalls
+from tidelog.broker.admin.limits import MAX_CONNECTIONS
 from tidelog.console.guard import HEADER
 from tidelog.controller.rpc.secret import admin_token, read_secret, write_secret
 from tidelog.testing import LocalBroker
@@ -56,6 +59,21 @@ def test_the_printed_address_signs_in_once(guarded: tuple[LocalBroker, Path]) ->
     finally:
         process.kill()
         process.communicate()
+
+
+def test_connections_are_bounded_as_at_the_admin_port(guarded: tuple[LocalBroker, Path]) -> None:
+    broker, _ = guarded
+    command = [sys.executable, "-m", "tidelog", "console", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(broker.bootstrap))
+    with contextlib.ExitStack() as silent:
+        silent.callback(process.communicate)
+        silent.callback(process.kill)
+        assert process.stdout is not None
+        port = int(process.stdout.readline().split(":")[2].partition("/")[0])
+        for _ in range(MAX_CONNECTIONS):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as one_more:
+            assert one_more.recv(1) == b""
 
 
 def test_the_token_is_printed_where_the_secret_is(guarded: tuple[LocalBroker, Path]) -> None:

@@ -20,7 +20,7 @@ from tidelog.cli.options import admin_options, price_option
 from tidelog.console.prices import load_prices
 from tidelog.runtime import log
 from tidelog.runtime.errors import ConfigError
-from tidelog.runtime.network import AddressInUse
+from tidelog.runtime.network import TcpNetwork
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -99,32 +99,31 @@ def _is_loopback(host: str) -> bool:
 async def _serve(place: ConsolePlace, at: ConsoleListening, token: str | None) -> None:
     from aiohttp import web
 
+    from tidelog.broker.admin.limits import AdminLimits, bounded
     from tidelog.console.app import console_app
     from tidelog.console.sessions import Sessions
 
     sessions = Sessions(place.clock.monotonic)
-    root = web.Application()
+    root = web.Application(middlewares=[bounded(lambda: limits)])
     root.add_routes([web.get("/", _to_console)])
     root.add_subapp("/console", console_app(place, sign_in_keys=sessions))
     runner = web.AppRunner(root, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, at.host, at.port)
+        assert runner.server is not None
+        limits = AdminLimits(runner.server, place.clock)
+        listener = await TcpNetwork().listen(limits, at.host, at.port)
         try:
-            await site.start()
-        except OSError as error:
-            raise AddressInUse(
-                f"cannot listen on {at.host}:{at.port}: {error.strerror or error}",
-                hint="choose another one with --port",
-            ) from error
-        click.echo(f"console {_address(runner, at.host, sessions, token)}")
-        await _until_stopped()
+            port = listener.address[1]
+            click.echo(f"console {_address(at.host, port, sessions, token)}")
+            await _until_stopped()
+        finally:
+            await listener.close()
     finally:
         await runner.cleanup()
 
 
-def _address(runner: web.AppRunner, host: str, sessions: Sessions, token: str | None) -> str:
-    port = runner.addresses[0][1]
+def _address(host: str, port: int, sessions: Sessions, token: str | None) -> str:
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     key = f"#key={sessions.new_key(token)}" if token else ""
     return f"http://{place}/console/{key}"
