@@ -71,7 +71,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tidelog.broker.admin.answers import integer, json_answer, number, status_of, write_line
-from tidelog.broker.admin.limits import AdminLimits, bounded
+from tidelog.broker.admin.limits import AdminLimits, bounded, bounded_runner
 from tidelog.broker.admin.quorum import merge_nodes, metadata_in_bucket
 from tidelog.broker.admin.reading import READING_PATHS
 from tidelog.broker.objects.report import (
@@ -223,7 +223,7 @@ class AdminHttp:
         )
         if self._console is not None:
             app.add_subapp(CONSOLE_PATH, self._console)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        runner = bounded_runner(app, self._sources.clock, shutdown_s=SHUTDOWN_S)
         await runner.setup()
         self._runner = runner
         server = runner.server

@@ -6,7 +6,9 @@ or in one whose request has not arrived in full, for at most `timeout_s` at a ti
 with the head of a request and with the end of its handler, and ends when a handler has the whole request; so it also
 closes idle keep-alive connections.
 
-Entry: `AdminLimits`, `bounded`.
+aiohttp logs a traceback for each request that is not valid HTTP; with `bounded_runner` it logs a line, within limits.
+
+Entry: `AdminLimits`, `bounded`, `bounded_runner`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from typing import cast
 
 from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from tidelog.runtime.clock import Clock
@@ -100,6 +103,33 @@ def bounded(limits: Callable[[], AdminLimits]) -> Middleware:
             found.leave_handler(request.protocol)
 
     return suspended
+
+
+def bounded_runner(app: web.Application, clock: Clock, *, shutdown_s: float) -> web.AppRunner:
+    """Return the runner of an application whose listener has `AdminLimits`; `shutdown_s`: for requests in flight."""
+    log = _ServerLog(LogLimiter(logger, clock))
+    return web.AppRunner(app, access_log=None, logger=log, shutdown_timeout=shutdown_s)
+
+
+class _ServerLog:
+    """What aiohttp's server logs with, in place of a logger: any peer can cause its lines."""
+
+    def __init__(self, logs: LogLimiter) -> None:
+        self._logs = logs
+
+    def debug(self, text: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Log as `logging.Logger` does."""
+        logger.debug(text, *args, exc_info=exc_info)
+
+    def exception(self, text: str, *client: object, exc_info: BaseException | None = None) -> None:
+        """Log a request that is not valid HTTP in one line, and the failure of a handler with its traceback."""
+        extra = {"client": str(client[0]) if client else ""}
+        if isinstance(exc_info, (HttpProcessingError, web.RequestPayloadError)):
+            said = str(getattr(exc_info, "message", exc_info)).partition("\n")[0]
+            event = "admin request refused: it is not valid HTTP"
+            self._logs.line("not_http", logging.INFO, event, {**extra, "error": said})
+            return
+        self._logs.line("failed", logging.ERROR, "admin request failed", {**extra, "what": text}, error=exc_info)
 
 
 class _Guard(asyncio.Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -112,3 +113,45 @@ async def test_a_head_that_is_too_large_and_garbage_are_refused() -> None:
                 assert b" 400 " in await reader.readline()
             writer.transport.abort()
         await get(session, "/healthz")
+
+
+async def answered(place: Place, raw: bytes) -> bytes:
+    """Send bytes on a connection of their own; return the first line of the answer."""
+    reader, writer = await connect(place)
+    writer.write(raw)
+    try:
+        async with asyncio.timeout(60):
+            return await reader.readline()
+    finally:
+        writer.transport.abort()
+
+
+async def test_requests_that_are_not_http_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(token="secret") as (place, session):
+        with caplog.at_level(logging.INFO):
+            for raw in (
+                b"GET / HTTP/1.1\r\nno header\r\n\r\n",
+                b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+                b"POST /token HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+                b"GET http://[::1/ HTTP/1.1\r\nHost: a\r\n\r\n",
+            ):
+                for _ in range(10):
+                    assert b" 400 " in await answered(place, raw)
+        await get(session, "/healthz")
+    assert [record for record in caplog.records if record.exc_info] == []
+    told = [record for record in caplog.records if "not valid HTTP" in record.getMessage()]
+    assert 0 < len(told) <= 10 and len(caplog.records) <= 10
+    assert vars(told[0])["client"] == "127.0.0.1" and vars(told[0])["error"].startswith("Invalid header token")
+
+
+async def test_a_handler_that_fails_is_told_with_its_traceback_within_limits(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken() -> None:
+        raise ZeroDivisionError("a defect")
+
+    async with serving() as (place, session):
+        place.upload = broken
+        for _ in range(30):
+            async with session.post("/upload") as response:
+                assert response.status == 500
+    told = [record for record in caplog.records if record.exc_info]
+    assert 0 < len(told) <= 10 and "a defect" in caplog.text

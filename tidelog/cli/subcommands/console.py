@@ -99,7 +99,7 @@ def _is_loopback(host: str) -> bool:
 async def _serve(place: ConsolePlace, at: ConsoleListening, token: str | None) -> None:
     from aiohttp import web
 
-    from tidelog.broker.admin.limits import AdminLimits, bounded
+    from tidelog.broker.admin.limits import AdminLimits, bounded, bounded_runner
     from tidelog.console.app import console_app
     from tidelog.console.sessions import Sessions
 
@@ -107,7 +107,7 @@ async def _serve(place: ConsolePlace, at: ConsoleListening, token: str | None) -
     root = web.Application(middlewares=[bounded(lambda: limits)])
     root.add_routes([web.get("/", _to_console)])
     root.add_subapp("/console", console_app(place, sign_in_keys=sessions))
-    runner = web.AppRunner(root, access_log=None, shutdown_timeout=1.0)
+    runner = bounded_runner(root, place.clock, shutdown_s=1.0)
     await runner.setup()
     try:
         assert runner.server is not None
