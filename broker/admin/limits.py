@@ -7,6 +7,8 @@ with the head of a request and with the end of its handler, and ends when a hand
 closes idle keep-alive connections.
 
 aiohttp logs a traceback for each request that is not valid HTTP; with `bounded_runner` it logs a line, within limits.
+It also decompresses bodies, those that no handler wants included: 260 kB of anybody who connects take half a second of
+the event loop. That is switched off: no client compresses its requests.
 
 Entry: `AdminLimits`, `bounded`, `bounded_runner`.
 """
@@ -108,7 +110,7 @@ def bounded(limits: Callable[[], AdminLimits]) -> Middleware:
 def bounded_runner(app: web.Application, clock: Clock, *, shutdown_s: float) -> web.AppRunner:
     """Return the runner of an application whose listener has `AdminLimits`; `shutdown_s`: for requests in flight."""
     log = _ServerLog(LogLimiter(logger, clock))
-    return web.AppRunner(app, access_log=None, logger=log, shutdown_timeout=shutdown_s)
+    return web.AppRunner(app, access_log=None, logger=log, auto_decompress=False, shutdown_timeout=shutdown_s)
 
 
 class _ServerLog:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import logging
 
 import pytest
@@ -155,3 +157,15 @@ async def test_a_handler_that_fails_is_told_with_its_traceback_within_limits(cap
                 assert response.status == 500
     told = [record for record in caplog.records if record.exc_info]
     assert 0 < len(told) <= 10 and "a defect" in caplog.text
+
+
+async def test_a_body_is_not_decompressed() -> None:
+    """A kilobyte would stand for a megabyte, which the event loop unpacks before it is known who asks."""
+    console = console_app(ConsolePlace(admin_url=lambda: "", bootstrap=lambda: ""))
+    async with serving(token="secret", console=console) as (place, _):
+        body = gzip.compress(json.dumps({"key": "x" * 100_000}).encode())
+        head = (
+            "POST /console/api/session HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Tidelog-Console: 1\r\n"
+            f"Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        assert b" 400 " in await answered(place, head.encode() + body)
