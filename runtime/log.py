@@ -4,6 +4,9 @@ Modules log through the standard library: `log.info("object committed", extra={"
 constant; variable values are in `extra`, so that lines can be searched by field. `configure` selects the rendering:
 `text` for people (`12:00:00.123 INFO storage.upload object committed object=7 stream=3`) or `json` for machines.
 Nothing logs in a hot loop.
+
+Invariant: what a client has chosen, such as a path or a transactional id, neither begins a line that looks like an
+event nor commands a terminal: in `text` it is escaped, and the lines of a traceback are indented.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import logging
 import sys
 import time
 from typing import Literal, TextIO
+
+from tidelog.runtime.text import printable
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -28,10 +33,9 @@ class TextFormatter(logging.Formatter):
         """Render one record."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
-        line = f"{clock}.{int(record.msecs):03d} {record.levelname} {record.name} {record.getMessage()}{fields}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
+        line = printable(f"{record.levelname} {record.name} {record.getMessage()}{fields}")
+        trace = self.formatException(record.exc_info).split("\n") if record.exc_info else []
+        return "\n".join([f"{clock}.{int(record.msecs):03d} {line}", *(f"    {printable(each)}" for each in trace)])
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,6 +1,6 @@
-"""Bytes of records in JSON, as text where possible; paths as the kernel writes them.
+"""Bytes of records in JSON, as text where possible; text that others chose, on a line; paths as the kernel writes them.
 
-Entry: `text_or_base64`, `decoded_mount`.
+Entry: `text_or_base64`, `printable`, `decoded_mount`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def printable(text: str) -> str:
+    """Escape what is not printable: names that clients choose must not command the terminal, nor end a line."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def decoded_mount(name: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from tests.broker.test_admin_http import Place, get, serving
 from tests.support.kafka_world import until
 from tidelog.console.app import ConsolePlace, console_app
+from tidelog.runtime.log import TextFormatter
 
 
 async def connect(place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -169,3 +170,13 @@ async def test_a_body_is_not_decompressed() -> None:
             f"Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         assert b" 400 " in await answered(place, head.encode() + body)
+
+
+async def test_a_path_without_a_token_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.setFormatter(TextFormatter())
+    async with serving(token="secret") as (place, _):
+        forged = "12:00:00.000%20ERROR%20an%20operator%20accepted%20the%20loss%20of%20a%20WAL%1b[2J"
+        head = f"POST /x%0a{forged} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer wrong\r\nContent-Length: 0\r\n\r\n"
+        assert b" 401 " in await answered(place, head.encode())
+    (line,) = caplog.text.splitlines()
+    assert line.isprintable() and "a request with a wrong token was refused" in line and "accepted the loss" in line

@@ -29,6 +29,7 @@ from tidelog.cli.screen import block, page
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress import size_text
 from tidelog.runtime.progress_bar import aside
+from tidelog.runtime.text import printable
 
 T = TypeVar("T")
 
@@ -224,13 +225,6 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return printable(str(value))
-
-
-def printable(text: str) -> str:
-    """Escape what is not printable: names that clients choose must not command the terminal, nor end a row."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def size(count: int | None) -> str | None:

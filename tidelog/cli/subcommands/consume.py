@@ -28,7 +28,7 @@ from tidelog.cli.options import TimestampType, bootstrap_option
 from tidelog.console.client_errors import record_headers, translate
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
-from tidelog.runtime.text import text_or_base64
+from tidelog.runtime.text import printable, text_or_base64
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -412,4 +412,4 @@ def _shown(data: bytes | None) -> str:
     """Return bytes as one line of text; unprintable characters are escaped."""
     if data is None:
         return "-"
-    return output.printable(data.decode(errors="backslashreplace"))
+    return printable(data.decode(errors="backslashreplace"))
