@@ -287,6 +287,8 @@ async def test_transactions_are_listed_by_every_filter(version: int) -> None:
 async def test_ids_that_nobody_has_are_not_found() -> None:
     async with transactions() as (_, client):
         assert (await describe(client, "nobody"))["nobody"].error_code == 105
+        again = await client.send(DESCRIBE_TRANSACTIONS, 0, transactional_ids=["nobody"] * 50)
+        assert len(again.transaction_states) == 1  # what is named several times is described once
 
 
 @pytest.mark.parametrize("version", VERSIONS[FIND])

@@ -70,11 +70,17 @@ async def outcome(work: Awaitable[R], timeout_s: float | None = None) -> ItemOut
 
 
 async def each(items: Iterable[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Run `work` on every item, at most `CONCURRENCY` at a time; return the results in the order of the items."""
-    slots = asyncio.Semaphore(CONCURRENCY)
+    """Run `work` on every item, at most `CONCURRENCY` at a time; return the results in the order of the items.
 
-    async def one(item: T) -> R:
-        async with slots:
-            return await work(item)
+    There are as many tasks, and not one for each item: a request of megabytes has millions of items.
+    """
+    wanted = list(items)
+    results: dict[int, R] = {}
+    left = iter(enumerate(wanted))
 
-    return await asyncio.gather(*(one(item) for item in items))
+    async def some() -> None:
+        for at, item in left:
+            results[at] = await work(item)
+
+    await asyncio.gather(*(some() for _ in range(min(CONCURRENCY, len(wanted)))))
+    return [results[at] for at in range(len(wanted))]

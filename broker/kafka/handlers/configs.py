@@ -85,7 +85,7 @@ def topic_entries(services: Services, record: TopicRecord) -> list[ConfigEntry]:
 
 
 async def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    """DescribeConfigs v1–4."""
+    """DescribeConfigs v1–4. A resource that is asked for several times is described once: it may be long."""
     synonyms, documentation = request.include_synonyms, request.include_documentation
 
     async def describe(resource: DescribeConfigsResource) -> DescribeConfigsResult:
@@ -101,7 +101,7 @@ async def describe_configs(context: RequestContext, request: DescribeConfigsRequ
             configs=[_describe_entry(entry, synonyms, documentation) for entry in entries],
         )
 
-    results = await each(request.resources, describe)
+    results = await each(dict.fromkeys(request.resources), describe)
     return DescribeConfigsResponse(results=results)
 
 

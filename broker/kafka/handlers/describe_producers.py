@@ -11,7 +11,6 @@ from tidelog.broker.kafka.wire.messages.logs import (
     DescribeProducersPartitionResponse,
     DescribeProducersRequest,
     DescribeProducersResponse,
-    DescribeProducersTopic,
     DescribeProducersTopicResponse,
 )
 
@@ -20,11 +19,17 @@ if TYPE_CHECKING:
 
 
 async def describe_producers(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
-    """DescribeProducers v0: for partitions not led here the response has their error."""
+    """DescribeProducers v0: for partitions not led here the response has their error.
 
-    async def topic_result(topic: DescribeProducersTopic) -> DescribeProducersTopicResponse:
+    A partition that is named several times is described once: it may have many producers.
+    """
+    wanted: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+
+    async def topic_result(name: str) -> DescribeProducersTopicResponse:
         async def describe(index: int) -> DescribeProducersPartitionResponse:
-            found = await outcome(_log(context.services, topic.name, index))
+            found = await outcome(_log(context.services, name, index))
             producers = found.value.producers() if found.value is not None else ()
             return DescribeProducersPartitionResponse(
                 partition_index=index,
@@ -43,9 +48,9 @@ async def describe_producers(context: RequestContext, request: DescribeProducers
                 ],
             )
 
-        return DescribeProducersTopicResponse(name=topic.name, partitions=await each(topic.partition_indexes, describe))
+        return DescribeProducersTopicResponse(name=name, partitions=await each(wanted[name], describe))
 
-    return DescribeProducersResponse(topics=await each(request.topics, topic_result))
+    return DescribeProducersResponse(topics=await each(wanted, topic_result))
 
 
 async def _log(services: Services, topic: str, index: int) -> PartitionLog:

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 async def describe_quorum(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-    """DescribeQuorum v0–2."""
+    """DescribeQuorum v0–2. A partition that is named several times is described once."""
     services = context.services
     members: list[Row] = (await services.quorum())["members"]
     now_ms = services.clock.time_ms()
@@ -50,12 +50,13 @@ async def describe_quorum(context: RequestContext, request: DescribeQuorumReques
                 return _partition(0, LEADER_NOT_AVAILABLE, "no controller is active")
             return _partition(0, 0, None, leader, [_voter(row, leader, now_ms) for row in members])
 
-        return DescribeQuorumTopic(topic_name=topic.topic_name, partitions=[describe(one) for one in topic.partitions])
+        partitions = [describe(one) for one in dict.fromkeys(topic.partitions)]
+        return DescribeQuorumTopic(topic_name=topic.topic_name, partitions=partitions)
 
     return DescribeQuorumResponse(
         error_code=0,
         error_message=None,
-        topics=[topic_result(one) for one in request.topics],
+        topics=[topic_result(one) for one in dict.fromkeys(request.topics)],
         nodes=[_node(row) for row in members],
     )
 

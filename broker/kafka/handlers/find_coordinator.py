@@ -37,7 +37,8 @@ async def find_coordinator(context: RequestContext, request: FindCoordinatorRequ
             host=found.host,
             port=found.port,
         )
-    coordinators = await asyncio.gather(*(_find(context, key_type, key) for key in request.coordinator_keys))
+    keys = dict.fromkeys(request.coordinator_keys)
+    coordinators = await asyncio.gather(*(_find(context, key_type, key) for key in keys))
     return FindCoordinatorResponse(coordinators=coordinators)
 
 

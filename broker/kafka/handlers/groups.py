@@ -149,8 +149,12 @@ async def leave_group(context: RequestContext, request: LeaveGroupRequest) -> Le
 
 
 async def describe_groups(context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    """DescribeGroups v0–v6. An unknown group is Dead; from v6 on it is GROUP_ID_NOT_FOUND as well."""
-    groups = [_described(context, group_id, request.include_authorized_operations) for group_id in request.groups]
+    """DescribeGroups v0–v6. An unknown group is Dead; from v6 on it is GROUP_ID_NOT_FOUND as well.
+
+    A group that is named several times is described once: its members may be long.
+    """
+    names = dict.fromkeys(request.groups)
+    groups = [_described(context, group_id, request.include_authorized_operations) for group_id in names]
     return DescribeGroupsResponse(groups=groups)
 
 

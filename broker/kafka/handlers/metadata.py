@@ -1,6 +1,7 @@
 """Metadata (3): brokers, topics, leaders, from the local image.
 
-Null topics means all, an empty list none (v0: an empty list means all). A missing topic is created if the
+Null topics means all, an empty list none (v0: an empty list means all). A topic that is named several times is answered
+once, as in Kafka: its partitions may be thousands of times its name. A missing topic is created if the
 request allows it (before v4 it always does) and `kafka.auto_create_topics` is on. Only live brokers are listed; the
 "controller" is the broker that answers (`Services.named_controller`).
 
@@ -155,7 +156,7 @@ def _topics_of(version: int, request: MetadataRequest) -> tuple[_WantedTopics, .
     topics = request.topics
     if topics is None or (not topics and version == 0):
         return None
-    return tuple(_WantedTopics(topic.name, _id_bytes(topic.topic_id)) for topic in topics)
+    return tuple(dict.fromkeys(_WantedTopics(topic.name, _id_bytes(topic.topic_id)) for topic in topics))
 
 
 def _id_bytes(value: uuid.UUID | None) -> bytes:

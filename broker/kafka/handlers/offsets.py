@@ -101,10 +101,20 @@ def commit_error(context: RequestContext, topic: str, partition: int, metadata: 
 
 
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """OffsetFetch v1–v10: one group, from v8 on several. Null topics (v2+) are all topics with offsets."""
+    """OffsetFetch v1–v10: one group, from v8 on several. Null topics (v2+) are all topics with offsets.
+
+    A group that is named several times is refused, once: the answer could be thousands of times the request.
+    """
     if context.api_version >= 8:
-        groups = [await _fetched_group(context, group, request.require_stable) for group in request.groups]
-        return OffsetFetchResponse(groups=groups)
+        groups: dict[str, OffsetFetchResponseGroup] = {}
+        for group in request.groups:
+            name = group.group_id
+            if name in groups:
+                refused = GroupError.INVALID_REQUEST
+                groups[name] = OffsetFetchResponseGroup(group_id=name, topics=[], error_code=refused)
+            else:
+                groups[name] = await _fetched_group(context, group, request.require_stable)
+        return OffsetFetchResponse(groups=list(groups.values()))
     found = await _fetch(context, request.group_id, request.topics, request.require_stable)
     return OffsetFetchResponse(topics=_fetched(found), error_code=found.error)
 

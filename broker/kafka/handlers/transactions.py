@@ -235,8 +235,8 @@ async def write_txn_markers(context: RequestContext, request: WriteTxnMarkersReq
 async def describe_transactions(
     context: RequestContext, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
-    """DescribeTransactions v0."""
-    states = [await _describe(context, each) for each in request.transactional_ids]
+    """DescribeTransactions v0. One that is named several times is described once: it may have many partitions."""
+    states = [await _describe(context, each) for each in dict.fromkeys(request.transactional_ids)]
     return DescribeTransactionsResponse(transaction_states=states)
 
 
