@@ -133,6 +133,8 @@ class Storage:
         self.data_end = 0
         """WAL offset (int64 bytes) after the last record of a stream; what follows are marks of epochs."""
         self._recovered_end = 0
+        self._proven = 0
+        """Confirm offset that the recovered WAL proves; `start` takes it over, unless another WAL is begun before."""
         self._logs: dict[int, StreamLog] = {}
         self._cache = handed.cache if handed is not None else LogCache(settings.cache.log_bytes)
         self._cache.on_empty = self._on_empty
@@ -190,7 +192,7 @@ class Storage:
                 if record.end_offset > committed:
                     self._recovered.add(record)
 
-        self.confirm.advance(await self._wal.recover(on_record))
+        self._proven = await self._wal.recover(on_record)
         self._recovered_end = self.data_end
 
     async def start_over(self, kept_as: str) -> None:
@@ -201,12 +203,14 @@ class Storage:
         assert not self._started
         self._recovered.discard_before(max(self._wal.end_offset, self.data_end))
         self.data_end = committed = self._objects.committed_wal_offset(self.replica_set_id)
+        self._proven = committed  # what the other WAL had confirmed says nothing of the same offsets in this one
         await self._wal.reset(committed, kept_as)
 
     async def start(self, master_epoch: int) -> None:
         """Enter the master epoch and start uploading. Raises `CorruptData`, `Fenced`, `WalFailed`."""
         committed = self._objects.committed_wal_offset(self.replica_set_id)
         await meet(self._wal, self.replica_set_id, committed, is_handed=self._handed is not None)
+        self.confirm.advance(self._proven)
         self._recovered.discard_before(committed)  # a replica has set apart what it keeps of that
         self._planner.restart(committed)
         if self._handed is not None:

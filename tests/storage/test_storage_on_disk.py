@@ -44,9 +44,11 @@ class Process:
         )
         self.next_offset = 0
 
-    async def start(self) -> None:
+    async def start(self, *, gives_up: bool = False) -> None:
         self.objects.master_epoch += 1
         await self.storage.recover()
+        if gives_up:
+            await self.storage.start_over(f".rejected-{self.objects.master_epoch}")
         await self.storage.start(self.objects.master_epoch)
         end = self.objects.ends.get(STREAM, 0)
         self.next_offset = self.storage.open_stream(STREAM, self.objects.master_epoch, 0, end, 0)
@@ -133,3 +135,35 @@ async def test_what_the_wal_does_not_prove_confirmed_is_a_tail_where_a_quorum_co
     assert await process.read_all() == [b"0", b"1", b"2", b"3"]
     await process.stop(upload=True)
     assert objects.ends == {STREAM: 4}
+
+
+async def test_what_a_wal_that_was_given_up_had_confirmed_confirms_nothing_of_the_next_one(tmp_path: Path) -> None:
+    objects = FakeObjects(master_epoch=0)
+    process = Process(tmp_path, objects)
+    await process.start()
+    for number in range(20):
+        given_up = await process.append(b"%d" % number * 500)
+        await process.storage.confirm.wait(given_up)
+    await process.stop(upload=False)
+
+    process = Process(tmp_path, objects)
+    await process.start(gives_up=True)
+    storage = process.storage
+    acknowledged: list[int] = []
+    end = await process.append(b"first")
+    assert end < given_up, "it lies where the other WAL had confirmed records"
+    storage.confirm.add_listener(end, lambda: acknowledged.append(end))
+    places = storage.whereabouts(STREAM)
+    assert places is not None
+    assert not acknowledged and storage.confirm_offset <= places.wal_durable < end, places
+    await storage.upload_now()
+    assert objects.committed_wal_offset(1) <= end
+    await storage.confirm.wait(end)
+    assert acknowledged == [end]
+    await process.append(b"second")
+    await process.stop(upload=True)
+
+    process = Process(tmp_path, objects)
+    await process.start()
+    assert await process.read_all() == [b"first", b"second"]
+    await process.stop(upload=False)
