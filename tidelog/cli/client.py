@@ -56,6 +56,10 @@ SECRET_FILE_CONFIG = "controller.secret_file"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+class StillUnderWay(Unavailable):
+    """The broker waited for as long as it was asked to (504), and what the request began goes on."""
+
+
 class PartitionOffsets(NamedTuple):
     """The readable range of offsets of a partition."""
 
@@ -375,8 +379,9 @@ def _http_error(response: http.client.HTTPResponse, request: str) -> TidelogErro
         404: NotFound,
         409: Unavailable,
         412: AlreadyExists,
+        504: StillUnderWay,
     }
-    kind = kinds.get(response.status, Unavailable if response.status in (502, 503, 504) else TidelogError)
+    kind = kinds.get(response.status, Unavailable if response.status in (502, 503) else TidelogError)
     return kind(message, hint=hint)
 
 

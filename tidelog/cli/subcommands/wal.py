@@ -10,6 +10,7 @@ process would refuse to start; a torn tail is not damage: recovery truncates it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import ClusterConnection, StillUnderWay, http_json
 from tidelog.cli.completion import broker_ids
 from tidelog.cli.options import (
     admin_options,
@@ -240,7 +241,8 @@ def _upload_all(
                 )
             wait_ms = max(1, min(UPLOAD_MS, int((deadline - time.monotonic()) * 1000)))
             path = f"/upload?timeout_ms={wait_ms}"
-            http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
+            with contextlib.suppress(StillUnderWay):  # asked again until the deadline
+                http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
         time.sleep(POLL_S)
 
 

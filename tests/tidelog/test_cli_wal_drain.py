@@ -1,0 +1,93 @@
+"""`tidelog wal drain`: how long it waits, and for which logs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.subcommands.wal import drain
+from tidelog.runtime.errors import Unavailable
+
+Document = dict[str, Any]
+
+
+class AdminOfSlowUploads:
+    """The admin HTTP of a broker whose upload is not done within the time of some requests."""
+
+    def __init__(self, slow: int) -> None:
+        self.url = ""
+        self.slow = slow
+        """How many requests end before the upload."""
+        self.waits_ms: list[int] = []
+        """For how long each was to wait."""
+        self.committed = False
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, Document]:
+        if path == "/upload":
+            self.waits_ms.append(int(query["timeout_ms"][0]))
+            if len(self.waits_ms) <= self.slow:
+                return 504, {"error": "not uploaded within 30000 ms; the upload continues", "hint": "see /status"}
+            self.committed = True
+            return 200, {"status": "uploaded"}
+        row = {"broker": 1, "alive": True, "admin_url": self.url, "committed": self.committed, "at_stake": []}
+        return 200, {"wals": [row]}
+
+
+@pytest.fixture
+def admin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdminOfSlowUploads]:
+    world = AdminOfSlowUploads(request.param)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply()
+
+        def do_POST(self) -> None:
+            self.reply()
+
+        def reply(self) -> None:
+            parts = urlsplit(self.path)
+            status, found = world.answer(parts.path, parse_qs(parts.query))
+            encoded = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(encoded)))
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    world.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, path: http_json(world.url, path))
+    try:
+        yield world
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("admin", [2], indirect=True)
+def test_an_upload_that_outlasts_one_request_is_waited_for(admin: AdminOfSlowUploads) -> None:
+    done = CliRunner().invoke(drain, ["--timeout", "300", "--bootstrap", "127.0.0.1:1"])
+    assert done.exception is None, done.exception
+    assert "everything in the logs of 1 broker is committed" in done.output
+    assert admin.waits_ms == [30_000] * 3
+
+
+@pytest.mark.parametrize("admin", [1 << 30], indirect=True)
+def test_the_end_of_the_time_is_told_with_the_brokers_that_are_left(admin: AdminOfSlowUploads) -> None:
+    done = CliRunner().invoke(drain, ["--timeout", "1", "--bootstrap", "127.0.0.1:1"])
+    assert isinstance(done.exception, Unavailable)
+    assert "the logs of brokers [1] were not committed within 1 s" in str(done.exception)
+    assert len(admin.waits_ms) > 1
