@@ -179,7 +179,7 @@ async def run(objects: int, partitions: int, runs: int) -> None:
             store=store,
             image=lambda: metadata.image,
             not_ready=list,
-            upload_now=lambda: asyncio.sleep(0),
+            upload_now=lambda: asyncio.sleep(0, {}),
             controllers=no_quorum,
         )
         routes = ReadingRoutes(cast("Any", metadata), writer).routes()

@@ -79,13 +79,21 @@ class DataParts:
         """Return what this broker knows of the replica sets that it leads (`ReplicaMaster.status`)."""
         return _led(self.single, self.hot_sets)
 
-    async def upload_now(self) -> None:
-        """Upload everything that is confirmed, and report a WAL of which everything is committed as such."""
+    async def upload_now(self) -> dict[int, int]:
+        """Upload everything that is confirmed, and report a WAL of which everything is committed as such.
+
+        Returns the replica sets of which every record that was in the WAL is committed, with their master epochs.
+        """
+        whole: dict[int, int] = {}
         for storage in self.storages.all():
+            end = storage.data_end
             await storage.upload_now()
+            if storage.committed_offset >= end:
+                whole[storage.replica_set_id] = storage.master_epoch
         if self.single is not None:
             await self.single.keeper.settle()
         await self.hot_sets.settle()
+        return whole
 
 
 def build_data_parts(base: BrokerBase) -> DataParts:

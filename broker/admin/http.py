@@ -145,7 +145,8 @@ class AdminSources:
     image: Callable[[], Image]
     not_ready: Callable[[], list[str]]
     """Why this node is not ready, one sentence each; empty when it is."""
-    upload_now: Callable[[], Awaitable[None]]
+    upload_now: Callable[[], Awaitable[Mapping[int, int]]]
+    """Uploads everything confirmed; returns the master epochs of the replica sets of which all is committed then."""
     controllers: Callable[[], Awaitable[Mapping[str, Any]]]
     """`QuorumView.report()`."""
     damage: DamageLog = field(default_factory=DamageLog)
@@ -459,14 +460,15 @@ class AdminHttp:
         timeout_ms = number(request, "timeout_ms", UPLOAD_TIMEOUT_MS, 1, 3_600_000)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._sources.upload_now()
+                whole = await self._sources.upload_now()
         except TimeoutError:
             body = {
                 "error": f"not uploaded within {timeout_ms} ms; the upload continues",
                 "hint": "see bucket in /status",
             }
             return json_answer(body, status=504)
-        return json_answer({"status": "uploaded", "upload": self._parts.section("upload")})
+        epochs = {str(each): epoch for each, epoch in whole.items()}
+        return json_answer({"status": "uploaded", "upload": self._parts.section("upload"), "master_epochs": epochs})
 
 
 def _proves(request: web.Request, token: str) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from unittest.mock import ANY
 
@@ -56,7 +56,7 @@ class Place:
         self.uploads = 0
         self.suspects: list[int] = []
         self.sound: list[int] = []
-        self.upload: Callable[[], Awaitable[None]] = self._uploaded
+        self.upload: Callable[[], Awaitable[Mapping[int, int]]] = self._uploaded
         self.metrics = Metrics(process=False)
         self.settings = AdminSettings()
         sources = AdminSources(
@@ -85,8 +85,9 @@ class Place:
         routes = ControllerConfigRoutes(client, dict).routes()
         self.server = AdminHttp(sources, parts, self.metrics, TcpNetwork(), self.settings, routes, console)
 
-    async def _uploaded(self) -> None:
+    async def _uploaded(self) -> Mapping[int, int]:
         self.uploads += 1
+        return {7: 2}
 
     async def commit(self, *payloads: bytes) -> int:
         """Write an object with the data stream of a new topic and commit it; returns its id."""
@@ -381,17 +382,19 @@ async def test_a_client_that_leaves_ends_its_verification() -> None:
 async def test_upload_answers_when_everything_is_committed() -> None:
     async with serving() as (place, session):
         answer = await post(session, "/upload")
-        assert answer == {"status": "uploaded", "upload": {"backlog_bytes": 3, "oldest_age_ms": 4}}
+        told = {"status": "uploaded", "upload": {"backlog_bytes": 3, "oldest_age_ms": 4}, "master_epochs": {"7": 2}}
+        assert answer == told
         assert place.uploads == 1
 
 
 async def test_an_upload_that_takes_too_long_or_fails_is_told() -> None:
     async with serving() as (place, session):
 
-        async def forever() -> None:
+        async def forever() -> Mapping[int, int]:
             await asyncio.Event().wait()
+            return {}
 
-        async def fail() -> None:
+        async def fail() -> Mapping[int, int]:
             raise Unavailable("no bucket", hint="start it")
 
         place.upload = forever
@@ -482,9 +485,10 @@ async def test_closing_ends_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -
     url = await place.server.start()
     begun = asyncio.Event()
 
-    async def forever() -> None:
+    async def forever() -> Mapping[int, int]:
         begun.set()
         await asyncio.Event().wait()
+        return {}
 
     place.upload = forever
     async with aiohttp.ClientSession(url) as session:

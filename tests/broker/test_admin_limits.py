@@ -91,8 +91,9 @@ async def test_connections_are_bounded_and_a_long_request_is_not_cut() -> None:
         limits.max_connections, limits.timeout_s = 3, 0.2
         going_on = asyncio.Event()
 
-        async def slow() -> None:
+        async def slow() -> dict[int, int]:
             await going_on.wait()
+            return {}
 
         place.upload = slow
         upload = asyncio.ensure_future(session.post("/upload"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from tests.support.clients import wait_until
@@ -25,6 +26,7 @@ from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
 from tidelog.cli.client import http_json
+from tidelog.cli.subcommands.wal import wal
 from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import FoundWal, WalNote, WalVerdict, judge, note_in
@@ -306,6 +308,30 @@ def test_the_loss_of_a_wal_is_noticed_when_its_set_has_shrunk_to_one_member(tmp_
         empty, older = FoundWal("disk", (), 0, False), FoundWal("disk", (1,), committed, False)
         for found in (empty, older):
             assert judge(note_of(cluster, 1), committed, owns=True, found=found) is WalVerdict.LOST
+
+
+def test_logs_with_replicas_are_drained_at_their_masters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    secret.chmod(0o600)
+    monkeypatch.setenv("TIDELOG_CONTROLLER__SECRET_FILE", str(secret))
+    with Cluster(tmp_path / "cluster", replication=THREE, age_ms=3_600_000) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        cluster.run(cluster.nodes[1].controller.create_topic("t", 3, {}, assignment=[1, 2, 3]))
+        produce(cluster, "t", 30)
+        cluster.run(cluster.stop_broker(1))
+        wait_until(lambda: record(cluster, 1).master in (2, 3), "another broker leads the first set")
+        heir = record(cluster, 1).master
+        wait_until(lambda: cluster.serves(heir, "t", 0), "the partition is served")
+        produce(cluster, "t", 30)
+        drained = CliRunner().invoke(wal, ["drain", "--timeout", "60", "--bootstrap", cluster.bootstrap])
+        assert drained.exception is None, drained.exception
+        assert "everything in the logs of 3 brokers is committed" in drained.output
+        for each in (1, 2, 3):
+            storage = cluster.nodes[record(cluster, each).master].parts.data.storages.get(each)
+            assert storage.is_all_committed, f"replica set {each}"
+        shown = CliRunner().invoke(wal, ["list", "--bootstrap", cluster.bootstrap])
+        assert [line.split("nothing: ")[1] for line in shown.output.splitlines()[1:]] == ["3 replicas"] * 3
 
 
 def test_a_broker_that_was_removed_and_assigned_again_joins_however_late_it_looks(

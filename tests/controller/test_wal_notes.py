@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controller.controller_helpers import TOPIC, Driver, new_object
+from tests.controller.replica_trio import Trio
 from tidelog.controller.image.stake import at_stake, wal_rows
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.wal_notes import (
@@ -91,6 +92,20 @@ def test_what_is_at_stake_names_partitions_and_offsets() -> None:
     driver.run(note(2, 500, may_grow=False))
     assert at_stake(driver.image, 1) == []
     assert describe([StakeRange("t", n, 0) for n in range(12)]).endswith("and 2 more partitions")
+
+
+def test_nothing_is_in_a_wal_alone_that_other_brokers_have_replicas_of() -> None:
+    trio = Trio()
+    trio.run(c.CreateTopic(TOPIC, "events", 2, {}, False, False, None))
+    trio.run(c.NoteWal(0, WalNote("disk", "s3://b/", trio.record.master_epoch, 1, 500, True)))
+    assert 0 in {each.replica_set for each in trio.image.partitions(TOPIC)}
+    assert at_stake(trio.image, 0) == []
+    (row,) = wal_rows(trio.image)
+    assert (row["broker"], row["replicas"], row["committed"], row["at_stake"]) == (0, 3, None, [])
+    assert (row["alive"], row["master_epoch"]) == (True, trio.record.master_epoch)
+    trio.begin()
+    (row,) = wal_rows(trio.image)
+    assert (row["alive"], row["admin_url"]) == (False, ""), "nobody uploads it while a master is elected"
 
 
 @pytest.mark.parametrize("changed", [("s3", "s3://b/"), ("memory", "s3://b/"), ("disk", "s3://other/")])

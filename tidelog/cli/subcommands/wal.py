@@ -183,11 +183,22 @@ def _render_wals(rows: list[dict[str, Any]]) -> str:
             row["master_epoch"],
             row["acknowledged_offset"],
             row["committed_offset"],
-            "nothing" if row["committed"] else f"{len(row['at_stake'])} partitions",
+            _stake(row),
         ]
         for row in rows
     ]
     return output.table(headers, cells, right=["BROKER", "EPOCH", "ACKNOWLEDGED", "COMMITTED"])
+
+
+def _stake(row: dict[str, Any]) -> str:
+    if _is_replicated(row):
+        return f"nothing: {row['replicas']} replicas"
+    return "nothing" if row["committed"] else f"{len(row['at_stake'])} partitions"
+
+
+def _is_replicated(row: dict[str, Any]) -> bool:
+    """Return whether other brokers have replicas of a log; a broker of an older version does not say so."""
+    return int(row.get("replicas", 1)) > 1
 
 
 @wal.command()
@@ -222,9 +233,10 @@ def _upload_all(
 ) -> list[dict[str, Any]]:
     """Have all logs uploaded; return their rows when that is committed. Raises `Unavailable`."""
     deadline = time.monotonic() + timeout_s
+    uploaded: dict[int, int] = {}
     while True:
         rows = _drainable(cluster, broker_id)
-        left = [row for row in rows if not row["committed"]]
+        left = [row for row in rows if not _is_uploaded(row, uploaded)]
         progress.update(len(rows) - len(left), len(rows))
         if not left:
             return rows
@@ -234,6 +246,8 @@ def _upload_all(
                 hint="stop the producers; `tidelog status` shows whether uploads fail",
             )
         for row in left:
+            if _is_uploaded(row, uploaded) or (_is_replicated(row) and not row["alive"]):
+                continue  # with another one of the same master; or that is being elected
             if not row["alive"]:
                 raise Unavailable(
                     f"broker {row['broker']} is dead: only it can upload its log",
@@ -242,8 +256,19 @@ def _upload_all(
             wait_ms = max(1, min(UPLOAD_MS, int((deadline - time.monotonic()) * 1000)))
             path = f"/upload?timeout_ms={wait_ms}"
             with contextlib.suppress(StillUnderWay):  # asked again until the deadline
-                http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
+                answer = http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
+                uploaded |= {int(each): epoch for each, epoch in answer.get("master_epochs", {}).items()}
         time.sleep(POLL_S)
+
+
+def _is_uploaded(row: dict[str, Any], uploaded: dict[int, int]) -> bool:
+    """Return whether all of a log is committed. `uploaded`: in which master epochs masters have said so.
+
+    Of a log with replicas the controllers do not know it; its master's word counts while that is the master.
+    """
+    if _is_replicated(row):
+        return bool(uploaded.get(row["broker"]) == row["master_epoch"])
+    return bool(row["committed"])
 
 
 def _drainable(cluster: ClusterConnection, broker_id: int | None) -> list[dict[str, Any]]:
