@@ -437,6 +437,7 @@ def _load_tables(body: _Dump) -> Tables:
         tables.counters.put(counter, value)
     _complete_cluster(tables, body)
     tables.commit()
+    tables.settle()  # a command that fails right after this takes back nothing but itself
     return tables
 
 

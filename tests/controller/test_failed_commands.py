@@ -165,6 +165,25 @@ def test_an_exception_in_the_sweep_leaves_the_command_in_force(
     assert driver.state.tables.index.destroyed == {object_id}
 
 
+def test_a_command_that_fails_right_after_a_start_leaves_what_the_snapshot_had(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loading of a snapshot is no part of the first command after it, and is not taken back with that."""
+    driver.topic(2)
+    restarted = reloaded(driver.state)
+    failing = driver.envelope(c.AllocateProducerIds(0, 1))
+
+    def planted(*_: Any) -> None:
+        raise Planted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tables, "take_ids", planted)
+        require_failed(driver.apply(failing), "AllocateProducerIds", driver.index)
+        restarted.apply(failing, driver.index)
+    assert restarted.dump() == driver.state.dump()
+    assert index_of(restarted) == index_of(driver.state)
+
+
 def test_the_member_says_which_command_it_was(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
