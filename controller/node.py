@@ -621,13 +621,12 @@ class ControllerNode:
         return SessionReply(f"{term}.{self._node_id}.{next(self._client_numbers)}", self.image.cluster_id)
 
     def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> HeartbeatReply | None:
-        """Record a heartbeat, on every member, for the next active controller. A follower's image may be behind."""
+        """Record a heartbeat, on every member, for the next active controller."""
         record = self.image.brokers.get(params.broker_id)
-        known = record.registration_epoch if record is not None else 0
-        if not self.is_active and (record is None or known < params.registration_epoch):
-            return None
-        if record is None or known != params.registration_epoch:
+        if record is None or record.registration_epoch != params.registration_epoch:
             current = record.registration_epoch if record is not None else None
+            if self._may_know_less(params, current):
+                return None
             raise StaleBrokerEpoch(
                 f"registration {params.registration_epoch} of broker {params.broker_id} is not current ({current})"
             )
@@ -652,6 +651,16 @@ class ControllerNode:
             version=self.image.version,
             hand_overs=self._duties.hand_overs(params.broker_id),
         )
+
+    def _may_know_less(self, params: HeartbeatParams, current: int | None) -> bool:
+        """Whether the registration may be newer than this member's metadata.
+
+        A follower's may be behind. So may an active one's that does not know yet that another one is active, after a
+        pause; epochs only grow, also those of a broker that was removed meanwhile.
+        """
+        if current is not None:
+            return current < params.registration_epoch
+        return not self.is_active or self.image.version < params.version
 
     def _require_leader(self) -> None:
         """Refuse followers while no leader is known: this member may be cut off, and another may not be."""

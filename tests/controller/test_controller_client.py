@@ -38,7 +38,14 @@ from tidelog.controller.model.records import ObjectState
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.raft.consensus import MemoryConsensus, Role
-from tidelog.controller.rpc.connection import DELTA_VERSION, CommandParams, PollParams, RpcChannel, RpcConnection
+from tidelog.controller.rpc.connection import (
+    DELTA_VERSION,
+    CommandParams,
+    HeartbeatParams,
+    PollParams,
+    RpcChannel,
+    RpcConnection,
+)
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
@@ -300,6 +307,27 @@ async def test_a_newer_process_fences_the_older_ones_heartbeats(tmp_path: Path) 
     await until(lambda: len(fenced) == 1)
     assert isinstance(fenced[0], StaleBrokerEpoch)
     await newer.close()
+    await client.close()
+    await node.close()
+
+
+@pytest.mark.parametrize("registered", [True, False])
+async def test_a_controller_that_was_deposed_unawares_fences_no_newer_process(tmp_path: Path, registered: bool) -> None:
+    """It was paused, say: its metadata are those of before, and the broker has registered with the next one."""
+    node, client = await world(tmp_path)
+    if registered:
+        await register(client)
+        await client.close()
+    version = node.image.version
+    assert node.is_active
+    newer = HeartbeatParams(0, 2 if registered else 1, version=version + 9)
+    assert msgspec.msgpack.decode(await ask(node, "heartbeat", newer)) is None
+    older = msgspec.structs.replace(newer, registration_epoch=1, version=version - 1)
+    if registered:
+        assert msgspec.msgpack.decode(await ask(node, "heartbeat", older)) is not None
+    else:
+        with pytest.raises(StaleBrokerEpoch):  # the broker was removed
+            await ask(node, "heartbeat", older)
     await client.close()
     await node.close()
 
