@@ -76,9 +76,11 @@ def accept_wal_loss(tables: Tables, command: AcceptWalLoss) -> None:
 def record_loss(tables: Tables, record: ReplicaSetRecord, partitions: list[PartitionRecord], reason: str) -> None:
     """Record that these partitions of a replica set continue without what only its WAL had.
 
-    Records nothing if all is committed. Called before the partitions or the replica set are changed.
+    Records nothing if all is committed, and nothing of deleted topics, whose partitions are removed by and by. Called
+    before the partitions or the replica set are changed.
     """
     note = known_note(tables, record.id)
+    partitions = [each for each in partitions if each.topic_id in tables.topics]
     if not partitions or (note is not None and is_committed(note, record.committed_wal_offset)):
         return
     loss = WalLoss(
@@ -118,8 +120,9 @@ def loss_ranges(tables: Tables, partitions: list[PartitionRecord], ends: dict[in
 
 
 def owned_partitions(tables: Tables, replica_set_id: int) -> list[PartitionRecord]:
-    """Return the partitions of a replica set, in order."""
-    mine = [each for each in tables.partitions.values() if each.replica_set == replica_set_id]
+    """Return the partitions of a replica set, in order, without those of deleted topics."""
+    found = (each for each in tables.partitions.values() if each.topic_id in tables.topics)
+    mine = [each for each in found if each.replica_set == replica_set_id]
     return sorted(mine, key=lambda each: (each.topic_id, each.index))
 
 

@@ -583,6 +583,22 @@ def test_an_operator_may_go_on_with_less_and_the_loss_is_recorded() -> None:
     assert (loss.replica_set, loss.end_offset, loss.may_be_more, len(loss.partitions)) == (0, 500, True, owned)
 
 
+def test_an_unclean_election_loses_nothing_of_a_topic_that_is_being_deleted() -> None:
+    trio = Trio()
+    trio.topic(partitions=3)
+    trio.run(c.DeleteTopic(TOPIC, 1))
+    trio.die(0, 2)
+    trio.begin()
+    trio.restart(1)
+    trio.join(1, "another disk")
+    trio.promise(1, wal="another disk", end=20, last=0)
+    assert trio.image.owned(0), "partitions of the deleted topic are left"
+    after = trio.run(r.ElectUnclean(0, trio.record.master_epoch, 1), ReplicaSetRecord)
+    assert after.master == 1
+    (loss,) = losses_in(trio.image.kv)
+    assert (loss.replica_set, loss.partitions) == (0, ())
+
+
 def test_what_was_given_up_holds_up_no_later_election() -> None:
     """A replica outside the SyncStateSet may know that bytes were confirmed that an operator has given up since."""
     trio = Trio()

@@ -186,6 +186,28 @@ def test_abandoning_a_dead_broker_leaves_a_record(told: bool) -> None:
     assert len(losses_in(driver.image.kv)) == 1
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_nothing_is_lost_of_a_deleted_topic_whose_partitions_are_being_removed(kept: bool) -> None:
+    """Whoever accepts the loss meanwhile is not refused because of them."""
+    driver = cluster()
+    register(driver, 2)
+    driver.run(c.Elect(2, 2))
+    kept_id = bytes(15) + b"k"
+    if kept:
+        driver.run(c.CreateTopic(kept_id, "kept", 1, {}, False, False, (1,)))
+    driver.run(note(1, 500, may_grow=True, ends=25))
+    driver.run(c.DeleteTopic(TOPIC, 1))
+    assert driver.image.index.deleted_topics == {TOPIC}
+    driver.run(c.AcceptWalLoss(1, 1, 1))
+    driver.run(note(2, 600, may_grow=True))
+    driver.now_ms += 1
+    driver.run(c.SetBrokerAlive(1, driver.image.brokers[1].registration_epoch, False))
+    driver.run(c.Abandon(1, 1, ((TOPIC, 0), (kept_id, 0))))
+    wanted = (StakeRange("kept", 0, 0),)
+    assert [loss.partitions for loss in losses_in(driver.image.kv)] == ([wanted, wanted] if kept else [])
+    assert driver.state.failed is None
+
+
 def test_abandoning_a_broker_whose_wal_is_committed_loses_nothing() -> None:
     driver = cluster()
     register(driver, 2)
