@@ -203,13 +203,20 @@ class Image:
             self.leaders_version = version
 
     def difference(self, newer: Image) -> list[RowChange]:
-        """Return the mutations that turn this image's rows into those of `newer`, in loading order."""
-        mutations: list[RowChange] = []
-        for name in KEY_TYPES:
-            ours, theirs = self.table(name), newer.table(name)
-            mutations += [RowChange(name, key, None) for key in ours if key not in theirs]
-            mutations += [RowChange(name, key, record) for key, record in theirs.items() if ours.get(key) != record]
-        return mutations
+        """Return the mutations that turn this image's rows into those of `newer`, in loading order.
+
+        Of snapshots and branches those that begin come first, and those that end last: one may hold what another has
+        held, and nothing else. In between the index would lose it for good.
+        """
+        found = {name: self._difference_of(name, newer) for name in KEY_TYPES}
+        holders = found.pop("snapshots") + found["branches"]
+        found["branches"] = sorted(holders, key=lambda each: (each.record is None, each.key in self.table(each.table)))
+        return [each for mutations in found.values() for each in mutations]
+
+    def _difference_of(self, name: str, newer: Image) -> list[RowChange]:
+        ours, theirs = self.table(name), newer.table(name)
+        gone = [RowChange(name, key, None) for key in ours if key not in theirs]
+        return gone + [RowChange(name, key, record) for key, record in theirs.items() if ours.get(key) != record]
 
     def rows(self) -> Iterable[tuple[str, dict[Any, Any]]]:
         """Return all tables in loading order."""

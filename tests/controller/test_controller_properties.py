@@ -86,6 +86,8 @@ class ControllerMachine(RuleBasedStateMachine):
         self.sequence = 0
         self.cut = 0
         self.snapshots = 0
+        self.behind = Image()
+        """Of a follower that is too far behind for deltas each time."""
         self.held: dict[str, set[int]] = {}
         """The objects that each snapshot found its offsets in."""
 
@@ -402,6 +404,13 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule()
     def remember_a_cut(self) -> None:
         self.cut = self.driver.index
+
+    @rule()
+    def reload(self) -> None:
+        image = self.driver.image
+        self.behind.apply(Delta(image.version, self.behind.difference(image), {}))
+        assert not self.behind.difference(image)
+        assert index_facts(self.behind.index) == index_facts(image.index)
 
     @invariant()
     def epochs_never_go_down(self) -> None:

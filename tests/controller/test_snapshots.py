@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver, new_object
-from tidelog.controller.image.image import Image
+from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.transfer import ImageReceiver, ImageSender
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
@@ -18,6 +18,7 @@ from tidelog.controller.model.snapshots import (
     MAX_NAME_CHARS,
     MAX_PARTITIONS_PER_SNAPSHOT,
     MAX_SNAPSHOTS,
+    CreateBranch,
     CreateSnapshot,
     CutRefused,
     DeleteSnapshot,
@@ -202,6 +203,33 @@ def test_snapshots_are_in_the_state_and_in_images(driver: SnapshotDriver) -> Non
     assert [each.table for each in loaded.difference(driver.image)].index("snapshots") < [
         each.table for each in loaded.difference(driver.image)
     ].index("objects"), "what holds objects is loaded before them"
+
+
+@pytest.mark.parametrize("ends_as", ["deleted", "another"])
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_follower_that_missed_who_holds_next_finds_the_objects(
+    driver: SnapshotDriver, ends_as: str, deletes: bool
+) -> None:
+    """The snapshot that it knows has ended; a branch of it, which it does not know, holds the same trimmed offsets."""
+    driver.snapshot("before", 20)
+    if deletes:
+        driver.run(c.DeleteTopic(TOPIC))
+    else:
+        driver.trim(20)
+    behind = Image()
+    behind.apply(Delta(driver.image.version, behind.difference(driver.image), {}))
+    branch = bytes(15) + b"b"
+    driver.run(CreateBranch("before", "t", branch, "branch", {}))
+    driver.run(DeleteSnapshot("before"))
+    if ends_as == "another":
+        other = bytes(15) + b"o"
+        driver.topic(1, "other", other)
+        driver.run(CreateSnapshot("before", (TopicCut(other, ((0, 0, 0, 0),)),)))
+    behind.apply(Delta(driver.image.version, behind.difference(driver.image), {}))
+    (partition,) = driver.image.partitions(branch)
+    found = behind.find_objects(partition.first_stream + 1, 0, 20, 10)
+    assert [each.object_id for each in found] == driver.objects
+    assert found == driver.image.find_objects(partition.first_stream + 1, 0, 20, 10)
 
 
 def test_there_are_none_below_level_5() -> None:
