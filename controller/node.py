@@ -655,8 +655,8 @@ class ControllerNode:
     def _may_know_less(self, params: HeartbeatParams, current: int | None) -> bool:
         """Whether the registration may be newer than this member's metadata.
 
-        A follower's may be behind. So may an active one's that does not know yet that another one is active, after a
-        pause; epochs only grow, also those of a broker that was removed meanwhile.
+        A follower's may be behind. So may an active one's that does not know that another one is active, because its
+        disk hangs; epochs only grow, also those of a broker that was removed meanwhile.
         """
         if current is not None:
             return current < params.registration_epoch

@@ -47,15 +47,21 @@ LEAVE_S = 1.0
 
 
 class BehindWatch:
-    """Whether the local metadata stay where they are, behind those of the active controller. Sans-I/O."""
+    """Whether the local metadata stay where they are, behind those of the active controller. Sans-I/O.
+
+    What has been told once stays so: a controller that does not know yet that another one is active, because its disk
+    hangs, tells the version that it had.
+    """
 
     def __init__(self) -> None:
+        self._told = 0
         self._behind: tuple[int, float] | None = None
         """The local version that was behind, and the monotonic time at which it was first."""
 
     def is_stuck(self, version: int, told: int, now_s: float) -> bool:
         """Note the local version and the one that was told (0: none); True once in `BEHIND_S` without progress."""
-        if version >= told:
+        self._told = max(self._told, told)
+        if version >= self._told:
             self._behind = None
         elif self._behind is None or self._behind[0] != version:
             self._behind = (version, now_s)
