@@ -4,6 +4,9 @@ A trim at the controller is immediate and permanent, while the record that moved
 If the disk were lost then, the streams would start after their end. A trim therefore waits until the bucket holds the
 WAL up to that record. If that is not the case yet, or the controller is unreachable, the next housekeeping retries.
 
+How far the txn stream may be trimmed is read from it, unless memory tells or nothing of the log is left. If it is
+damaged, it alone stays as it is: the log start must move on, since that is what frees the space.
+
 Entry: `Trimmer`.
 """
 
@@ -13,7 +16,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import CorruptData, Unavailable
 from tidelog.storage.records import OffsetTrimmed
 from tidelog.stream.partition_state import PartitionState
 
@@ -34,6 +37,8 @@ class _Plan(NamedTuple):
     log_start: int
     time_end: int
     txn_end: int
+    leaves_nothing: bool
+    """The log start was the log's end: nothing before `txn_end` is needed."""
 
 
 @dataclass(slots=True)
@@ -66,20 +71,21 @@ class Trimmer:
         """Record a move of the log start by a record that ends at `wal_end`."""
         state = self._state
         ends = state.time.stream.next_offset, state.txn.stream.next_offset
-        self._plan = _Plan(wal_end, state.log_start, *ends)
+        self._plan = _Plan(wal_end, state.log_start, *ends, state.log_start >= state.data.next_offset)
 
     def _in_bucket(self, wal_end: int) -> bool:
         return self._storage.committed_offset >= wal_end
 
     async def trim(self) -> None:
-        """Trim the data, time and txn streams if the bucket holds enough. Raises `Fenced`, `CorruptData`."""
+        """Trim the data, time and txn streams if the bucket holds enough. Raises `Fenced`."""
         plan, state = self._plan, self._state
         if plan is None or not self._in_bucket(plan.wal_end):
             return
         try:
             await state.data.trim(plan.log_start)
             await state.time.stream.trim(min(state.segments[0].time_start, plan.time_end))
-            await state.txn.stream.trim(min(await state.txn.trim_point(plan.log_start), plan.txn_end))
+            txn_start = plan.txn_end if plan.leaves_nothing else await self._txn_start(plan.log_start)
+            await state.txn.stream.trim(min(txn_start, plan.txn_end))
         except OffsetTrimmed:
             return  # another call has gone further meanwhile; this plan, or the one after it, is looked at again
         except Unavailable as error:
@@ -87,6 +93,16 @@ class Trimmer:
             return
         if self._plan is plan:
             self._plan = None
+
+    async def _txn_start(self, log_start: int) -> int:
+        """Return where the txn stream may start; where it starts now if that cannot be read. Raises `Unavailable`."""
+        txn = self._state.txn
+        try:
+            return await txn.trim_point(log_start)
+        except CorruptData as error:
+            fields = {"stream": txn.stream.stream_id, "error": str(error)}
+            logger.warning("the index of aborted transactions is damaged, and is not trimmed", extra=fields)
+            return txn.stream.start_offset
 
     def rewrite_meta(self) -> bool:
         """Do one bounded step of rewriting the meta stream, if most of it is garbage. Returns whether there is more.

@@ -139,8 +139,14 @@ class TxnIndex:
         self._tail_start = stream.next_offset
 
     async def trim_point(self, log_start_offset: int) -> int:
-        """Return the index to which the stream can be trimmed: the first entry that reaches `log_start_offset`."""
-        stream = self.stream
+        """Return the index to which the stream can be trimmed: the first entry that reaches `log_start_offset`.
+
+        Raises `CorruptData`, `Unavailable`, unless that entry is in memory.
+        """
+        stream, tail = self.stream, self._tail
+        if tail and tail[0].last_offset < log_start_offset:  # so is all that is not in memory
+            gone = sum(entry.last_offset < log_start_offset for entry in tail)
+            return min(self._tail_start + gone, stream.next_offset)
         return await self._index.first_where(
             stream.start_offset, stream.next_offset, lambda row: row[2] >= log_start_offset
         )
