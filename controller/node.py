@@ -364,6 +364,7 @@ class ControllerNode:
             },
             "failed_command": msgspec.structs.asdict(failed) if failed is not None else None,
             "bucket_state": self.bucket_state(),
+            "not_deleted": self._lifecycle.not_deleted if self.is_active else "",
             "settings": report(self._sections, self.image.cluster_configs),
             **self._consensus.status(),
         }

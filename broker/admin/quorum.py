@@ -92,6 +92,7 @@ class QuorumView:
             "problem",
             "failed_command",
             "bucket_state",
+            "not_deleted",
         )
         return {**row, "state": state, "pid": found["pid"], **{name: found.get(name) for name in figures}}
 
@@ -157,6 +158,11 @@ def _problems(members: Sequence[Document]) -> list[str]:
         if (state := row.get("bucket_state")) is not None
         and state["problem"]
         and (state["age_s"] is None or state["age_s"] > STATE_FAILS_S)
+    ]
+    found += [
+        f"the active controller {row['id']} cannot delete from the bucket {row['not_deleted']}"
+        for row in members
+        if row["state"] == "active" and row.get("not_deleted")
     ]
     for row in members:
         for peer in (row.get("peers") or ()) if row["state"] == "active" else ():

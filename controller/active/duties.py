@@ -30,7 +30,7 @@ Entry: `Duties.all`, `removable`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 
 from tidelog.controller.active.drain_plan import plan_drains
@@ -175,15 +175,15 @@ class Duties:
             yield ElectPartitions(tuple(ready[:MAX_MOVES_PER_COMMAND]))
 
 
-def removable(image: Image, time_ms: int, passed: int) -> tuple[int, ...]:
+def removable(image: Image, time_ms: int, passed: int, without: Container[int] = ()) -> tuple[int, ...]:
     """Return destroyed objects that no reader can find any more, at most as many as one command may remove.
 
     Their delay is over at the cluster time `time_ms`, and they were destroyed at or before the version `passed`, which
-    every reader has applied (rule 6).
+    every reader has applied (rule 6). Those in `without` are left out.
     """
     objects = image.objects
     known = (each for each in image.index.destroyed if objects[each].destroyed_at <= passed)
-    return _due(image, known, time_ms)
+    return _due(image, (each for each in known if each not in without), time_ms)
 
 
 def _due(image: Image, ids: Iterable[int], time_ms: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@
 without any heartbeat, and deletions of destroyed objects from the bucket before they are removed from the metadata
 (rule 6), run in separate loops (`run_asking`, `run_removals`), because brokers and the bucket may be slow. So does the
 removal of what deleted topics leave (`run_deletions`). What is left follows from the image, so the next leader goes on.
+An object that the bucket does not delete holds up no others (`tidelog.controller.active.removals`).
 
 Entry: `Lifecycle`.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 from tidelog.controller.active.duties import Duties, Duty, removable
 from tidelog.controller.active.readers import ALL, Readers
+from tidelog.controller.active.removals import RETRY_S, Removals
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.model.commands import PARTITIONS_PER_DELETION, Barrier, DeletePartitions, ForgetObjects
@@ -60,12 +62,14 @@ class Lifecycle:
         self._duties = duties
         self._refuses = refuses
         self._partitions_per_deletion = partitions_per_deletion
+        self._removals = Removals()
         self._wake = asyncio.Event()
         self._deletions = asyncio.Event()
         self._asks = asyncio.Event()
 
     def activated(self) -> None:
         """This controller became active: probe at once the brokers that look dead to it."""
+        self._removals.activated()
         self._asks.set()
 
     def wake(self) -> None:
@@ -158,14 +162,32 @@ class Lifecycle:
                 )
                 self.wake()
 
+    @property
+    def not_deleted(self) -> str:
+        """Return the destroyed objects that the bucket has not deleted for long, and why; empty if there are none."""
+        return self._removals.problem
+
     async def _remove(self) -> None:
-        if self._delete is None or not removable(self._image(), self._time_ms(), ALL):
+        waiting = self._removals.waiting(self._clock.monotonic())
+        if self._delete is None or not removable(self._image(), self._time_ms(), ALL, waiting):
             return
         await self._propose(Barrier())  # proves that no other controller is active, also after a pause of this process
         passed = self._readers.passed(self._image().brokers.values(), self._clock.monotonic())
         # A lease that is not in this image yet is newer, and holds nothing that this image knows as destroyed.
-        due = removable(self._image(), self._time_ms(), min(passed, held_version(self._image().leases.values())))
+        passed = min(passed, held_version(self._image().leases.values()))
+        due = self._removals.choose(removable(self._image(), self._time_ms(), passed, waiting))
         if due:
-            await self._delete(due)
+            await self._delete_some(self._delete, due)
             await self._propose(ForgetObjects(due))
             logger.info("destroyed objects deleted", extra={"count": len(due)})
+
+    async def _delete_some(self, delete: DeleteObjects, due: Sequence[int]) -> None:
+        try:
+            await delete(due)
+        except Exception as error:
+            aside = self._removals.failed(due, self._clock.monotonic(), str(error))
+            if aside is not None:
+                fields = {"object": aside, "again_in_s": RETRY_S, "error": str(error)}
+                logger.error("the bucket does not delete an object that no metadata names", extra=fields)
+            raise
+        self._removals.succeeded(due)

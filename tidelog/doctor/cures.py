@@ -17,6 +17,10 @@ _CURES: Final = (
     (r"^controller \d+ .* is away", "start that process, or look at the network between; `tidelog controller status`"),
     (r"no controller is active", "start the controllers that are away: a majority must be up"),
     (
+        r"cannot delete from the bucket",
+        "lift the lock, hold or policy that keeps these objects; they are tried again by themselves",
+    ),
+    (
         r"the bucket .*(403|denied|AccessDenied|refused)",
         "correct the credentials or their policy; all goes on by itself",
     ),
