@@ -57,7 +57,7 @@ class OrphanCleaner:
         self.aborted = 0
         """Interrupted multipart uploads aborted since the start."""
         self.last_error = ""
-        """The error of the last periodic search; empty after a success."""
+        """The error of the last periodic search; empty after a success, and when another process searches."""
 
     def start(self) -> None:
         """Start the periodic search, if `clean.enabled`; `clean` works either way."""
@@ -71,6 +71,8 @@ class OrphanCleaner:
     async def _loop(self) -> None:
         while True:
             await self._clock.sleep(self._settings.interval_ms / 1000 * (0.5 + self._rng.random()))
+            if not self._is_active():
+                self.last_error = ""
             if not self._is_active() or self._running.locked():
                 continue
             try:

@@ -20,6 +20,9 @@ when they are due. They are listed as *waiting*, because they are the first thin
 Multipart uploads that a crash interrupted are no objects and in no listing, but their parts are charged for. Those
 older than the safety age are aborted. If one is still being sent, its put starts again.
 
+What the bucket refuses to abort or to delete holds up nothing else; the first refused delete ends the search with its
+error when the rest is done.
+
 Entry: `find_orphans`, `clean_orphans`.
 """
 
@@ -31,8 +34,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.runtime.errors import CorruptData
-from tidelog.storage.bucket.common import StoreAccessDenied, StoreUnsupported
+from tidelog.runtime.errors import CorruptData, TidelogError
+from tidelog.storage.bucket.common import StoreAccessDenied, StoreRefused, StoreUnsupported
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore, UnfinishedUpload
 from tidelog.storage.cleaning.deleter import MAX_BATCH, ObjectCleaner
 from tidelog.storage.objects.key import object_prefix, parse_object_key
@@ -97,7 +100,7 @@ class OrphanReport(msgspec.Struct):
     """Multipart uploads of the cluster that a crash interrupted, older than the safety age."""
     aborted: int = 0
     unfinished_problem: str = ""
-    """The reason why they could not be listed (the policy of the bucket), or empty."""
+    """The reason why they could not be listed, or aborted (the policy of the bucket), or empty."""
 
 
 async def find_orphans(
@@ -168,24 +171,43 @@ async def clean_orphans(
 ) -> OrphanReport:
     """Find orphans and delete them, unless `dry_run`. `report` as for `find_orphans`.
 
-    Raises `Unavailable`, and `CorruptData` if the active controller knows one of them: nothing more is deleted.
+    Raises `Unavailable`, and `CorruptData` if the active controller knows one of them: nothing more is deleted. Raises
+    `StoreAccessDenied` or `StoreRefused` when the bucket has refused to delete one: of the others as many as it lets.
     """
     report = await find_orphans(store, cluster_id, metadata, now_ms=now_ms, orphan_age_ms=orphan_age_ms, report=report)
     if not dry_run:
-        for one in report.unfinished:
-            await store.abort(one)
-            report.aborted += 1
+        await _abort_unfinished(report, store)
     cleaner = ObjectCleaner(store, cluster_id)
+    refused: TidelogError | None = None
     for first in range(0, len(report.orphans), MAX_BATCH):
         batch = [one.object_id for one in report.orphans[first : first + MAX_BATCH]]
         await _require_unknown(metadata, batch)
-        if not dry_run:
+        if dry_run:
+            continue
+        try:
             await cleaner.delete(batch)
+        except (StoreAccessDenied, StoreRefused) as error:
+            refused = refused or error
+        else:
             report.deleted += len(batch)
     if report.deleted:
         size = sum(one.size_bytes for one in report.orphans)
         logger.warning("orphans deleted", extra={"cluster": cluster_id, "objects": report.deleted, "bytes": size})
+    if refused is not None:
+        raise refused
     return report
+
+
+async def _abort_unfinished(report: OrphanReport, store: ObjectStore) -> None:
+    for one in report.unfinished:
+        try:
+            await store.abort(one)
+        except (StoreAccessDenied, StoreRefused) as error:
+            report.unfinished_problem = error.message
+            if isinstance(error, StoreAccessDenied):
+                return  # the others would be denied, too
+        else:
+            report.aborted += 1
 
 
 async def _require_unknown(metadata: OrphanMetadata, object_ids: Sequence[int]) -> None:

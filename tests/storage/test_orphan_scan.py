@@ -12,12 +12,13 @@ import pytest
 from tests.support.compaction_world import CLUSTER, TTL_MS, CompactionWorld
 from tests.support.orphan_world import cleaner, metadata
 from tests.support.s3_servers import S3Server, new_bucket
-from tests.support.storage_world import FastClock, FaultyStore
+from tests.support.storage_world import FastClock, FaultyStore, until
 from tidelog.broker.objects.compaction_view import waiting_object
 from tidelog.chaos.faulty_s3 import Fault, FaultyS3
 from tidelog.controller.model import commands as c
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData, Unavailable
+from tidelog.storage.bucket.common import StoreRefused
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.s3 import S3ObjectStore
@@ -254,6 +255,73 @@ async def test_a_policy_that_forbids_to_list_uploads_is_told_and_the_search_goes
         assert [one.object_id for one in report.orphans] == [orphan]
         assert report.deleted == 1
         await store.close()
+
+
+@pytest.mark.servers("moto")
+async def test_a_policy_that_forbids_to_abort_uploads_is_told_and_the_search_goes_on(moto_server: S3Server) -> None:
+    """With the right to list them, and without the one to abort them, no orphan was ever deleted."""
+    async with FaultyS3(moto_server) as proxy:
+        settings = S3Settings(
+            endpoint=proxy.server.endpoint,
+            bucket=new_bucket(),
+            access_key_id=moto_server.access_key_id,
+            secret_access_key=moto_server.secret_access_key,
+        )
+        store = S3ObjectStore(settings, SystemClock(), random.Random(1))
+        await store.probe()
+        world = CompactionWorld(store)
+        orphan = await late_put(world)
+        unfinished = await store.begin_upload(object_key(CLUSTER, 5))
+        proxy.fault = lambda seen: Fault(status=403, code="AccessDenied") if "uploadId" in seen.query else None
+        [listed] = await store.unfinished("")
+        now_ms = max(SystemClock().time_ms(), listed.started_ms) + 2 * AGE_MS  # moto has a date of its own
+        report = await clean_orphans(store, CLUSTER, metadata(world), now_ms=now_ms, orphan_age_ms=AGE_MS)
+        assert [one.key for one in report.unfinished] == [unfinished.key]
+        assert "abort upload was refused" in report.unfinished_problem
+        assert (report.aborted, report.deleted) == (0, 1)
+        assert orphan not in await world.in_bucket()
+        await store.close()
+
+
+class Locking(FaultyStore):
+    """A bucket that refuses to delete one key, and deletes the others of a batch."""
+
+    def __init__(self, clock: FastClock) -> None:
+        super().__init__(clock)
+        self.locked = ""
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete([key for key in keys if key != self.locked])
+        if self.locked in keys:
+            raise StoreRefused(f"delete of {self.locked} was refused")
+
+
+async def test_an_orphan_that_the_bucket_refuses_to_delete_holds_up_no_other_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(orphan_scan, "MAX_BATCH", 2)
+    store = Locking(FastClock())
+    world = CompactionWorld(store)
+    orphans = sorted([await late_put(world) for _ in range(6)])
+    store.locked = object_key(CLUSTER, orphans[0])
+    world.clock.now_s += AGE_MS / 1000
+    with pytest.raises(StoreRefused):
+        await clean(world)
+    assert await world.in_bucket() == {orphans[0]}
+
+
+async def test_a_search_that_failed_is_not_told_of_when_another_process_searches() -> None:
+    """Or `tidelog status` would show it for as long as the process lives."""
+    store = Unlisted(FastClock())
+    world = CompactionWorld(store)
+    is_active = True
+    mine = cleaner(world, lambda: is_active, interval_ms=100)
+    store.fail_lists = 1_000_000
+    mine.start()
+    await until(lambda: bool(mine.last_error))
+    is_active = False
+    await until(lambda: not mine.last_error)
+    await mine.close()
 
 
 async def test_an_image_that_lacks_live_objects_deletes_none_of_them() -> None:

@@ -294,7 +294,8 @@ def _render_clean(document: dict[str, Any]) -> str:
         done = "found" if document["dry_run"] else f"found, {document['aborted']} aborted"
         text += f"\n{len(document['unfinished'])} unfinished uploads {done}"
     if document["unfinished_problem"]:
-        text += f"\nunfinished uploads could not be listed: {document['unfinished_problem']}"
+        done = "aborted" if document["unfinished"] else "listed"
+        text += f"\nunfinished uploads could not be {done}: {document['unfinished_problem']}"
     if document["waiting"]:
         text += f"\n{len(document['waiting'])} wait for the controller, which deletes them by itself"
     if document["young"]:
