@@ -7,8 +7,9 @@ by the outputs. Reading and writing are throttled.
 Failures and their handling:
 - a crash or cancellation at any point: the task is committed as a whole or not at all. Ids that were prepared and not
   committed expire, and their objects are deleted;
-- an input is corrupt, or not in the bucket: it is *excluded* from compaction with a logged error, and the task is
-  abandoned. The input stays unchanged, readable where it is intact; its neighbours are compacted without it;
+- an input is corrupt, or not in the bucket, which is asked `_LOOKS` times more: it is *excluded* from compaction with a
+  logged error, and the task is abandoned. The input stays unchanged, readable where it is intact; its neighbours are
+  compacted without it;
 - an input was destroyed meanwhile (another compaction, a deleted topic), or the ids expired: the controller refuses,
   the task is abandoned, the next plan starts from the current objects;
 - the bucket or the controller does not answer: the task is abandoned and planned again in the next round. Only the
@@ -24,7 +25,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -48,6 +49,7 @@ from tidelog.storage.compaction.reader import BadInput, InputReader
 from tidelog.storage.compaction.rewriting import OutputIdentity, blamed, build_output, merge_holes
 from tidelog.storage.compaction.throttle import BUSY_SHARE, Throttle
 from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.reader import get_range
 from tidelog.storage.objects.writer import BuiltObject, build_object
 from tidelog.storage.records import StreamEntry
 from tidelog.storage.settings import CompactionSettings, UploadSettings
@@ -56,6 +58,11 @@ logger = logging.getLogger(__name__)
 
 MAX_TTL_MS = 24 * 3_600_000
 """The longest TTL for which the controller prepares an id."""
+_LOOKS = 3
+"""How often an input is looked for that the bucket does not have: nothing takes it in again by itself once it is
+excluded."""
+_LOOK_S = 0.1
+"""Pause before the second look; twice that before the third."""
 
 
 class CompactionObjects(Protocol):
@@ -631,9 +638,18 @@ class Compactor:
     async def _missing(self, object_id: int, error: ObjectNotFound) -> TidelogError:
         """Return the error for an input that is not in the bucket. Raises `Unavailable` if no controller can tell."""
         await self._objects.catch_up()
-        if self._view.is_committed(object_id):
-            return BadInput(object_id, f"the metadata names an object that is not in the bucket: {error.message}")
-        return CompactionRefused(f"input object {object_id} was destroyed meanwhile")
+        for look in range(_LOOKS):
+            if not self._view.is_committed(object_id):
+                return CompactionRefused(f"input object {object_id} was destroyed meanwhile")
+            if look:
+                await self._clock.sleep(_LOOK_S * look)
+            with suppress(ObjectNotFound):
+                await get_range(self._store, object_key(self._cluster_id, object_id), 0, 1)
+                return Unavailable(
+                    f"the bucket has an input, and said that it has not: {error.message}",
+                    hint="is the bucket consistent, or is there a proxy before it?",
+                )
+        return BadInput(object_id, f"the metadata names an object that is not in the bucket: {error.message}")
 
 
 class _TermOver(Fenced):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.compaction_world import DELAY_MS, CompactionWorld, OldImage
-from tests.support.storage_world import until
+from tests.support.storage_world import FastClock, FaultyStore, until
 from tidelog.runtime.errors import Unavailable
 from tidelog.storage.bucket.local import LocalObjectStore
+from tidelog.storage.bucket.store import ObjectNotFound, View
 from tidelog.storage.commits import ObjectKind
 from tidelog.storage.compaction.throttle import BusyMeter, Throttle
 from tidelog.storage.objects.key import object_key
@@ -323,6 +326,34 @@ async def test_an_input_that_is_missing_by_old_metadata_is_not_excluded() -> Non
     compactor = world.compactor()
     assert await compactor.run() == 0
     assert compactor.excluded == {}, "no controller could say whether the input is still committed"
+
+
+class Forgetful(FaultyStore):
+    """A bucket that says of each object three times that it does not have it."""
+
+    def __init__(self, clock: FastClock) -> None:
+        super().__init__(clock)
+        self.denials: Counter[str] = Counter()
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
+        if self.denials[key] < 3:
+            self.denials[key] += 1
+            raise ObjectNotFound(f"object {key} does not exist")
+        return await super().get_ranges(key, ranges)
+
+
+async def test_an_input_that_the_bucket_denies_for_a_moment_is_not_excluded() -> None:
+    """An exclusion lasts until somebody verifies the object, or the process ends; a read would only have been late."""
+    world = CompactionWorld(Forgetful(FastClock()))
+    await world.fill(world.topic("a", 2), 5)
+    before = len(world.committed())
+    compactor = world.compactor()
+    for _ in range(20):
+        await compactor.run()
+        assert (compactor.excluded, compactor.problems()) == ({}, [])
+    assert compactor.stats.given_up > 0
+    assert len(world.committed()) < before
+    await world.check()
 
 
 async def test_over_a_real_store_with_real_threads(tmp_path: Path) -> None:
