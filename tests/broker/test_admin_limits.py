@@ -149,7 +149,7 @@ async def test_requests_that_are_not_http_do_not_fill_the_log(caplog: pytest.Log
 
 
 async def test_a_handler_that_fails_is_told_with_its_traceback_within_limits(caplog: pytest.LogCaptureFixture) -> None:
-    async def broken() -> None:
+    async def broken() -> dict[int, int]:
         raise ZeroDivisionError("a defect")
 
     async with serving() as (place, session):
