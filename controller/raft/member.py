@@ -303,8 +303,11 @@ class RaftMember(RaftCore):
         return _decode_change(command)
 
     def change_members(self, change: MembershipChange, reverse: bool = False) -> bool:
-        """See `RaftCore.change_members`; what is truncated is undone by `drop_from`."""
-        if reverse:
+        """See `RaftCore.change_members`; what is truncated is undone by `drop_from`.
+
+        As leader this is the moment at which a change goes into the log: those that were queued with it are refused.
+        """
+        if reverse or (self.is_leader() and not self._may_begin(change)):
             return False
         wanted = self.quorum.with_change(change)
         if wanted == self.quorum:
@@ -536,10 +539,14 @@ class RaftMember(RaftCore):
         """
         if not self.is_leader():
             callback(None, FAIL_REASON.NOT_LEADER)
-        elif self.quorum != self.applied or self._endangers(change):
+        elif not self._may_begin(change):
             callback(None, FAIL_REASON.REQUEST_DENIED)
         else:
             self._applyCommand(msgspec.msgpack.encode(change), callback, _MEMBERSHIP)
+
+    def _may_begin(self, change: MembershipChange) -> bool:
+        """One change at a time, or two majorities might have no member in common. pysyncobj does not see to that."""
+        return self.quorum == self.applied and not self._endangers(change)
 
     def _endangers(self, change: MembershipChange) -> bool:
         if self._state.level() < DIRECTORIES_LEVEL:  # none is recorded yet, and those that took part may vote

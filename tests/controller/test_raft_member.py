@@ -89,6 +89,12 @@ class World:
         self.receive(2, "response_vote", term=self.member.raftCurrentTerm)
         assert self.member.is_leader()
 
+    def hear(self, node_id: int) -> None:
+        """A member has everything that is in the log."""
+        next_index = self.member.last_log()[1] + 1
+        told = {"directory": f"of {node_id}", "next_node_idx": next_index, "reset": False, "success": True}
+        self.receive(node_id, "next_node_idx", term=self.member.raftCurrentTerm, **told)
+
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -525,6 +531,45 @@ def test_no_member_is_removed_until_a_majority_of_the_rest_was_heard_from(world:
         world.turn()
         hear(2)
     assert sorted(world.member.applied.members) == [1, 2]
+
+
+def lead_with(world: World, *known: int) -> None:
+    """Lead, with the directories of these others recorded and everything committed."""
+    world.lead()
+    world.turn()
+    for _ in range(2 * len(known) + 4):
+        for node_id in known:
+            world.hear(node_id)
+        world.member.record_directories()
+        world.turn()
+    assert set(world.member.applied.directories) == {1, *known}
+    assert world.member.quorum == world.member.applied
+
+
+def test_of_two_changes_that_are_asked_for_at_once_one_is_refused(world: World) -> None:
+    """With both in force a majority of the old quorum and one of the new one might have no member in common."""
+    lead_with(world, 2, 3)
+    refused: list[int] = []
+    added = MembershipChange("add", 4, "127.0.0.1:4", "of 4")
+    world.member.submit_change(added, lambda _result, reason: refused.append(4) if reason else None)
+    removed = MembershipChange("rem", 3, "")
+    world.member.submit_change(removed, lambda _result, reason: refused.append(3) if reason else None)
+    world.turn()
+    assert refused == [3]
+    assert sorted(world.member.quorum.members) == [1, 2, 3, 4]
+
+
+def test_a_directory_that_is_recorded_with_a_removal_does_not_bring_the_member_back(world: World) -> None:
+    lead_with(world, 2)
+    world.hear(3)
+    reasons: list[int] = []
+    world.member.submit_change(MembershipChange("rem", 3, ""), lambda _result, reason: reasons.append(reason))
+    world.member.record_directories()
+    for _ in range(3):
+        world.turn()
+        world.hear(2)
+    assert reasons == [FAIL_REASON.SUCCESS]
+    assert sorted(world.member.applied.members) == sorted(world.member.quorum.members) == [1, 2]
 
 
 def test_a_directory_from_before_there_were_ids_may_vote_and_keeps_its_new_id(
