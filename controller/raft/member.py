@@ -292,7 +292,8 @@ class RaftMember(RaftCore):
             return self._state.apply(command[1:], self.raftLastApplied + 1)
         change = _decode_change(command)
         if change is not None:
-            self.applied.apply(change)
+            applied = self.applied.with_change(change)
+            self.applied = Quorum(self._with_configured_addresses(applied.members), applied.directories)
             return b""
         if command[:1] != NO_OP:
             logger.error("an entry of a kind we never write was ignored", extra={"kind": command[0]})

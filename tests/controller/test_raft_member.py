@@ -47,10 +47,10 @@ class World:
         self.member: RaftMember
         self.open()
 
-    def open(self) -> None:
+    def open(self, members: dict[int, str] = MEMBERS) -> None:
         self.member = RaftMember(
             credentials=Credentials(bytes(16), 1),
-            members=MEMBERS,
+            members=members,
             conf=RaftSettings(directory=self.directory).pysyncobj(),
             directory=self.directory,
             surroundings=dataclasses.replace(system_surroundings(), files=self.files, monotonic=self.monotonic),
@@ -570,6 +570,30 @@ def test_a_directory_that_is_recorded_with_a_removal_does_not_bring_the_member_b
         world.hear(2)
     assert reasons == [FAIL_REASON.SUCCESS]
     assert sorted(world.member.applied.members) == sorted(world.member.quorum.members) == [1, 2]
+
+
+def test_a_member_that_moved_is_known_by_its_new_address_and_the_quorum_can_be_changed(world: World) -> None:
+    """The log has the address at which its directory was recorded; the configuration has the new one."""
+    lead_with(world, 2, 3)
+    world.member.close()
+    world.open({**MEMBERS, 3: "127.0.0.1:33"})
+    world.member.force_election()
+    world.member.doTick(0.0)
+    world.receive(2, "response_vote", term=world.member.raftCurrentTerm, directory="of 2")
+    assert world.member.is_leader()
+    reasons: list[int] = []
+    world.turn()
+    world.hear(2)
+    world.turn()
+    assert world.member.applied.members == world.member.quorum.members == {**MEMBERS, 3: "127.0.0.1:33"}
+    added = MembershipChange("add", 4, "127.0.0.1:4", "of 4")
+    world.member.submit_change(added, lambda _result, reason: reasons.append(reason))
+    for _ in range(2):
+        world.turn()
+        world.hear(2)
+        world.hear(3)
+    world.turn()
+    assert reasons == [FAIL_REASON.SUCCESS]
 
 
 def test_a_directory_from_before_there_were_ids_may_vote_and_keeps_its_new_id(
