@@ -47,6 +47,8 @@ class QuorumChanges:
         self._ask = ask
         self._not_active = not_active
         self._timeout_s = timeout_s
+        self._changing = asyncio.Lock()
+        """One change at a time, with its checks: they are of the members that the one before it left."""
 
     async def transfer(self, node_id: int | None) -> None:
         """Transfer the leadership to a member, or to any (None). Raises `InvalidInput` if it is no member."""
@@ -62,14 +64,15 @@ class QuorumChanges:
         Raises `InvalidInput`, `UnsupportedLevel`, `Unavailable`. If this controller is the one to be removed, it
         transfers its leadership and raises `NotController`.
         """
-        members = self._members()
-        if params.operation == "add":
-            node_id, address = parse_member(f"{params.node_id}@{params.address}")
-            await self._add(members, node_id, address)
-        elif params.operation == "rem":
-            await self._remove(members, params.node_id)
-        else:
-            raise InvalidInput(f"there is no operation {params.operation[:20]!r}")
+        async with self._changing:
+            members = self._members()
+            if params.operation == "add":
+                node_id, address = parse_member(f"{params.node_id}@{params.address}")
+                await self._add(members, node_id, address)
+            elif params.operation == "rem":
+                await self._remove(members, params.node_id)
+            else:
+                raise InvalidInput(f"there is no operation {params.operation[:20]!r}")
 
     def _members(self) -> dict[int, str]:
         members = self._consensus.members

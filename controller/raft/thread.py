@@ -468,6 +468,7 @@ class RaftConsensus:
             failure = member.failure
             raise failure if isinstance(failure, TidelogError) else CorruptData(f"a snapshot failed: {failure}")
         member.after_tick()
+        self._note_members(member)
         self._flush()
         self._note_role(member)
         self._note_status(member)
@@ -523,11 +524,14 @@ class RaftConsensus:
         except OSError as error:
             return {"disk_error": str(error)}
 
-    def _note_role(self, member: RaftMember) -> None:
+    def _note_members(self, member: RaftMember) -> None:
+        """Before the results: whoever hears that a change is committed finds it here."""
         if self.members != member.applied.members:
             self.members = dict(member.applied.members)
         if self.directories != member.applied.directories:
             self.directories = dict(member.applied.directories)
+
+    def _note_role(self, member: RaftMember) -> None:
         role = Role(member.is_leader(), member.raftCurrentTerm, member.leader_id())
         if role != self._seen_role:
             self._seen_role = role

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import pickle
 import shutil
@@ -16,13 +17,18 @@ from pathlib import Path
 import pytest
 
 from tests.controller.controller_helpers import until
-from tests.support.quorum_world import SECRET, QuorumWorld
+from tests.support.quorum_world import SECRET, Applied, QuorumWorld
 from tidelog.controller.model.errors import OutcomeUnknown
 from tidelog.controller.raft.journal import Entry
 from tidelog.controller.raft.links import MESSAGE
+from tidelog.controller.raft.quorum import MembershipChange
+from tidelog.controller.raft.runner import system_surroundings
+from tidelog.controller.raft.surroundings import Turns
+from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
 from tidelog.controller.raft.transport import conform
 from tidelog.controller.rpc.handshake import MAX_FRAME_BYTES, ClientHandshake, Credentials, Session
 from tidelog.controller.rpc.secret import new_nonce, read_secret, write_secret
+from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, CorruptData, TidelogError
 from tidelog.runtime.wire import encode_frame
 
@@ -207,6 +213,41 @@ async def test_members_are_added_and_removed_while_commands_run_and_after_restar
         await world.stop(lost)
         await some()
         await world.agree(done)
+
+
+class UnhurriedRunner:
+    """A runner whose member goes on with its turn only when the event loop is done with what it was told."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._runner = system_surroundings().runner(turns)
+        self._loop = asyncio.get_running_loop()
+        self.start, self.wake = self._runner.start, self._runner.wake
+        self.is_alive, self.join = self._runner.is_alive, self._runner.join
+
+    def post(self, callback: Callable[..., None], *args: object) -> None:
+        self._runner.post(callback, *args)
+        asyncio.run_coroutine_threadsafe(self._some_rounds(), self._loop).result(60)
+
+    async def _some_rounds(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def test_whoever_hears_that_a_change_is_committed_finds_it_in_the_members(tmp_path: Path) -> None:
+    surroundings = dataclasses.replace(system_surroundings(), runner=UnhurriedRunner)
+    members = {1: "127.0.0.1:1"}
+    settings = RaftSettings(directory=tmp_path, credentials=Credentials(SECRET, 1), members=members)
+    raft = RaftConsensus(settings, SystemClock(), surroundings)
+    machine = Applied()
+    machine.level = lambda: 0  # type: ignore[method-assign]  # no directory is recorded unasked
+    await raft.start(machine)
+    try:
+        await until(lambda: raft.role.is_leader)
+        await raft.barrier(60)
+        await raft.change_membership(MembershipChange("add", 1, members[1], "its directory"), 60)
+        assert raft.directories == {1: "its directory"}
+    finally:
+        await raft.close()
 
 
 async def test_a_removed_member_wins_nothing_and_knows_why(tmp_path: Path) -> None:

@@ -132,3 +132,35 @@ async def test_a_stranger_in_the_place_of_a_member_is_no_part_of_the_majority() 
     with pytest.raises(Unavailable, match="controller 3: its directory is another one"):
         await quorum.changer(60.0).change(ChangeParams("rem", 2, ""))
     assert quorum.changes == []
+
+
+class FourControllers:
+    """Four controllers, of which one is dead; a change takes some rounds of the event loop, as it does with Raft."""
+
+    def __init__(self) -> None:
+        self.members = {**MEMBERS, 4: "127.0.0.1:4"}
+        self.directories = {1: "a", 2: "b", 3: "c", 4: "d"}
+
+    async def change_membership(self, change: MembershipChange, timeout_s: float) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        del self.members[change.node_id], self.directories[change.node_id]
+
+    async def ask(self, address: str) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        node_id = int(address.rpartition(":")[2])
+        if node_id == 4:
+            raise Unavailable("refused")
+        return {"node": node_id, "directory": self.directories[node_id]}
+
+
+async def test_of_two_removals_at_once_the_second_is_checked_against_what_the_first_left() -> None:
+    """Each of them would leave two of three that answer; both together leave one of two, and no quorum."""
+    quorum = FourControllers()
+    changes = QuorumChanges(
+        1, cast("Any", quorum), Image, lambda: NEWEST, quorum.ask, cast("Any", TidelogError), timeout_s=60.0
+    )
+    removals = (changes.change(ChangeParams("rem", each, "")) for each in (2, 3))
+    first, second = await asyncio.gather(*removals, return_exceptions=True)
+    assert first is None and isinstance(second, Unavailable)
+    assert sorted(quorum.members) == [1, 3, 4]
