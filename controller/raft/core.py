@@ -6,8 +6,8 @@ simulated member has virtual time and seeded elections. Its wake-up pipe is swit
 other means.
 
 `RaftCore` answers what pysyncobj asks its own private methods (`apply_entry`, `decode_change`, `change_members`,
-`drop_from`), and gives what the rules above it need. No properties here: pysyncobj reads every attribute while it is
-being built.
+`drop_from`, `congested_others`), and gives what the rules above it need. No properties here: pysyncobj reads every
+attribute while it is being built.
 
 Everything here runs on the consensus thread. Entry: `RaftCore`, `CoreTransport`; used by
 `tidelog.controller.raft.member` and `tidelog.controller.raft.transport`.
@@ -182,6 +182,22 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def drop_from(self, index: int) -> None:
         """A follower's conflict: this entry and all after it go."""
         raise NotImplementedError
+
+    def congested_others(self) -> set[MemberNode]:
+        """As leader: members that are sent nothing for now, because they have not taken what was sent before."""
+        return set()
+
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        """pysyncobj sends at its own pace: a snapshot or a long log as a whole, however slowly a member takes it."""
+        others, congested = self.others(), self.congested_others()
+        if not congested:
+            super()._SyncObj__sendAppendEntries()
+            return
+        self._SyncObj__otherNodes = others - congested
+        try:
+            super()._SyncObj__sendAppendEntries()
+        finally:
+            self._SyncObj__otherNodes = others
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:  # noqa: N802
         return self.apply_entry(command)

@@ -4,8 +4,8 @@ A `SendLink` connects, proves itself (`tidelog.controller.rpc.handshake`) and fr
 whenever it is lost. A `ReceiveLink` is a socket that the controller's listener accepted and authenticated; it only
 receives. Both are driven by pysyncobj's poller. Sockets never block, with one exception: a sender that gets more than
 `Sockets.congested_bytes` ahead of a peer waits for it, once and up to `CONGESTED_WAIT_S`: a peer that stays slow must
-not keep a leader from the others. What is queued
-is bounded all the same.
+not keep a leader from the others. A leader adds nothing to a link that is congested at the beginning of a round, so a
+snapshot of any size reaches a slow peer. What is queued is bounded all the same.
 
 Invariants: messages of one link arrive complete, in order and unchanged, or not at all; queued bytes are bounded
 (beyond `MAX_QUEUED_BYTES` the link is closed, and Raft sends again).
@@ -86,6 +86,11 @@ class SendLink:
     def is_open(self) -> bool:
         """Whether messages can be sent."""
         return self._session is not None
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether more is queued than should be; it is sent as the peer takes it."""
+        return self._queued_bytes > self._sockets.congested_bytes
 
     def tick(self, now: float) -> None:
         """Connect when a connection is due, and abandon an attempt that takes too long."""
@@ -168,7 +173,7 @@ class SendLink:
             return False
         try:
             self._push(self._session.seal(MESSAGE, msgspec.msgpack.encode(message)))
-            if self._queued_bytes <= self._sockets.congested_bytes:
+            if not self.is_congested:
                 self._has_waited = False
             elif self._sock is not None:
                 if not self._has_waited:

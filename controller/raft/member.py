@@ -330,6 +330,11 @@ class RaftMember(RaftCore):
             if address is not None:
                 self.add_other(node, self.journal.last_index + 1)
 
+    def congested_others(self) -> set[MemberNode]:
+        """See `RaftCore.congested_others`."""
+        transport = self.transport
+        return {node for node in self.others() if transport.is_congested(node)} if transport is not None else set()
+
     def drop_from(self, index: int) -> None:
         """See `RaftCore.drop_from`; committed entries never conflict, or two members have different truths."""
         if self._adapter.keeps_tail:

@@ -288,6 +288,11 @@ class PeerTransport(CoreTransport):
         link = self._links.get(int(node.id))
         return link is not None and link.send(message)
 
+    def is_congested(self, node: MemberNode) -> bool:
+        """Whether a member has not taken yet what was sent to it."""
+        link = self._links.get(int(node.id))
+        return link is not None and link.is_congested
+
     def problems(self) -> dict[int, str]:
         """Return by id why a peer cannot be reached; an empty string if it can."""
         return {peer_id: "" if link.is_open else link.problem or "connecting" for peer_id, link in self._links.items()}

@@ -147,6 +147,46 @@ async def test_a_member_far_behind_is_restored_by_a_snapshot_of_many_pieces(tmp_
         await until(lambda: 500 in restored.machine.numbers)
 
 
+class LargeState(Applied):
+    """With much that a snapshot has and no command."""
+
+    padding = b""
+
+    def freeze(self) -> Callable[[], bytes]:
+        numbers, padding = super().freeze(), self.padding
+        return lambda: numbers() + padding
+
+    def load(self, data: bytes) -> None:
+        numbers, separator, padding = data.partition(b"\x00")
+        self.padding = separator + padding
+        super().load(numbers)
+
+
+async def test_a_snapshot_larger_than_what_is_queued_for_a_member_reaches_it_over_a_slow_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.controller.raft.links.MAX_QUEUED_BYTES", 48 << 20)
+    monkeypatch.setattr("tests.support.quorum_world.Applied", LargeState)
+
+    async with quorum(tmp_path, snapshot_entries=10, election_min_s=1.5, election_max_s=3.0) as world:
+        await three(world)
+        await world.propose(0)
+        leader = await world.leader()
+        behind = next(each for each in (1, 2, 3) if each != leader.node_id)
+        await world.stop(behind)
+        assert isinstance(leader.machine, LargeState)
+        leader.machine.padding = bytes(110 << 20)
+        for number in range(1, 30):
+            await world.propose(number)
+        snapshot = tmp_path / str(leader.node_id) / "snapshot"
+        await until(lambda: snapshot.exists() and snapshot.stat().st_size > 100 << 20)
+        await until(lambda: int(leader.raft.status()["journal_entries"]) < 11)
+        world.paths[leader.node_id, behind].rest_s = 0.001
+        restored = await world.start(behind)
+        await until(lambda: set(restored.machine.numbers) == set(range(30)))
+        assert leader.raft.role.is_leader
+
+
 async def test_the_leadership_is_handed_over_to_whom_one_names_without_losing_a_command(tmp_path: Path) -> None:
     async with quorum(tmp_path, election_min_s=1.5, election_max_s=3.0) as world:
         await three(world)

@@ -52,6 +52,8 @@ class Route:
     def __init__(self) -> None:
         self.is_cut = False
         self.is_frozen = False
+        self.rest_s = 0.0
+        """After each 64 KiB: how slow it is."""
         self.target: tuple[str, int] | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,6 +85,8 @@ class Route:
         while data := await reader.read(1 << 16):
             while self.is_frozen:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+            if self.rest_s:
+                await asyncio.sleep(self.rest_s * len(data) / (1 << 16))
             writer.write(data)
             await writer.drain()
         writer.close()
