@@ -33,6 +33,9 @@ class Compression(IntEnum):
 
 
 _CHUNK_BYTES = 1 << 20
+_FIRST_FED_BYTES = 16 << 10
+"""Input that zlib and lz4 get at the start of a member or frame, and then twice as much each time: at its end they copy
+what they have and did not use. With all of it at once, many small ones would take the square of a batch's size."""
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 """Magic, version 1, compatible with 1."""
@@ -125,17 +128,20 @@ def _too_large(max_bytes: int) -> RecordTooLarge:
 def _gunzip(data: memoryview, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     total = 0
-    rest: bytes | memoryview = data
-    while len(rest):  # a gzip stream may have several members
-        unpacker = zlib.decompressobj(wbits=31)
-        part = unpacker.decompress(rest, max_bytes - total + 1)
-        total += len(part)
-        if total > max_bytes:
-            raise _too_large(max_bytes)
-        if not unpacker.eof:
-            raise CorruptRecord("gzip data end too early")
-        parts.append(part)
-        rest = unpacker.unused_data
+    at = 0
+    while at < len(data):  # a gzip stream may have several members
+        unpacker, step = zlib.decompressobj(wbits=31), _FIRST_FED_BYTES
+        while not unpacker.eof:
+            fed = data[at : at + step]
+            if not fed:
+                raise CorruptRecord("gzip data end too early")
+            at, step = at + len(fed), step * 2
+            part = unpacker.decompress(fed, max_bytes - total + 1)
+            total += len(part)
+            if total > max_bytes:
+                raise _too_large(max_bytes)
+            parts.append(part)
+        at -= len(unpacker.unused_data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -179,20 +185,20 @@ def _unsnappy(data: memoryview, max_bytes: int) -> bytes:
 def _unlz4(data: memoryview, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     total = 0
-    rest: bytes | memoryview = data
-    while len(rest):
-        unpacker = lz4.frame.LZ4FrameDecompressor()
-        feed: bytes | memoryview = rest
+    at = 0
+    while at < len(data):
+        unpacker, step = lz4.frame.LZ4FrameDecompressor(), _FIRST_FED_BYTES
         while not unpacker.eof:
-            part = unpacker.decompress(feed, max_length=min(_CHUNK_BYTES, max_bytes - total + 1))
-            feed = b""
+            fed = data[at : at + step] if unpacker.needs_input else b""
+            at, step = at + len(fed), step * 2
+            part = unpacker.decompress(fed, max_length=min(_CHUNK_BYTES, max_bytes - total + 1))
             total += len(part)
             if total > max_bytes:
                 raise _too_large(max_bytes)
-            if not part and unpacker.needs_input and not unpacker.eof:
+            if not part and not fed and unpacker.needs_input and not unpacker.eof:
                 raise CorruptRecord("lz4 data end too early")
             parts.append(part)
-        rest = unpacker.unused_data or b""
+        at -= len(unpacker.unused_data or b"")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

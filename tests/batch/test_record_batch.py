@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import struct
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -342,3 +344,30 @@ def test_multi_member_gzip_and_frames_of_unknown_size_are_read() -> None:
     assert bytes(decompress(memoryview(unsized), Compression.ZSTD, 3000)) == b"z" * 3000
     with pytest.raises(RecordTooLarge):
         decompress(memoryview(unsized), Compression.ZSTD, 2999)
+
+
+@pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4])
+def test_many_empty_members_take_no_longer_together_than_alone(codec: Compression) -> None:
+    member = memoryview(compress(b"", codec))
+    count = (3 << 20) // 2 // len(member)
+    together = memoryview(bytes(member) * count)
+    started = time.thread_time()
+    for _ in range(count):
+        assert not decompress(member, codec, LIMIT)
+    alone_s = time.thread_time() - started
+    started = time.thread_time()
+    assert not decompress(together, codec, LIMIT)
+    assert time.thread_time() - started < 3 * alone_s + 0.3, "the time grows with the square of their number"
+
+
+@pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4])
+def test_members_of_all_sizes_are_read_one_after_the_other(codec: Compression) -> None:
+    rng = random.Random(7)
+    parts = [rng.randbytes(size) for size in (0, 1, 70_000, 3, 0, 300_000, 16 << 10, 2 << 20, 5)]
+    packed = b"".join(compress(part, codec) for part in parts)
+    whole = b"".join(parts)
+    assert decompress(memoryview(packed), codec, len(whole)) == whole
+    with pytest.raises(RecordTooLarge):
+        decompress(memoryview(packed), codec, len(whole) - 1)
+    with pytest.raises(CorruptRecord):
+        decompress(memoryview(packed)[:-1], codec, len(whole))
