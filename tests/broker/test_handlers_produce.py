@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import tracemalloc
 import uuid
 from typing import Any
 
@@ -164,6 +165,26 @@ async def test_a_producer_with_many_requests_in_flight_does_not_wait_for_each_co
         await until(lambda: world.log("t").log_end_offset == 20, "all appended while none is confirmed")
         world.release()
         assert [outcome(await client.receive()).base_offset for _ in range(20)] == list(range(20))
+
+
+async def test_repeats_that_are_not_confirmed_in_their_time_leave_no_records_in_memory() -> None:
+    """The bucket of a WAL on S3 may be away for long, and idempotent producers repeat what the log has already."""
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        world.hold()
+        sent, repeats = batch(bytes(500_000), producer_id=5, producer_epoch=0, base_sequence=0), 20
+        assert outcome(await produce(client, 9, {"t": {0: sent}}, timeout=1)).error_code == 7
+        tracemalloc.start()
+        try:
+            for _ in range(repeats):
+                assert outcome(await produce(client, 9, {"t": {0: sent}}, timeout=1)).error_code == 7
+            held = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert held < 4 * len(sent), f"{held} bytes are held for {repeats} requests that were answered"
+        world.release()
+        assert outcome(await produce(client, 9, {"t": {0: sent}})).base_offset == 0
+        assert world.log("t").log_end_offset == 1
 
 
 async def test_a_request_that_is_not_confirmed_in_its_time_is_told_so() -> None:

@@ -400,6 +400,17 @@ class _Produce:
                 self._failed = True
             self._answer.give(self._response())
         self._count()
+        asyncio.get_running_loop().call_soon(self._forget_records)  # behind the response, of which traces are made
+
+    def _forget_records(self) -> None:
+        """Let go of the request's memory, which its answer has given back to the budget.
+
+        The WAL calls this request when it confirms, which may be much later. The log has what was new in it, within a
+        bound; idempotent producers repeat that again and again, and nothing bounds the repeats.
+        """
+        for topic in self.request.topics:
+            for data in topic.partitions:
+                data.records = None
 
     def _count_errors(self) -> None:
         metrics = self.services.metrics
