@@ -1,8 +1,8 @@
 """`Admission`: what a producer's batch must satisfy to enter a partition log, and the form in which it enters.
 
 Sans-I/O but for the clock: the batch's sequence against its producer's last ones, its timestamps and keys against the
-topic's configuration, its compression. A batch that is admitted may still be refused by the storage for want of room;
-`Admission` remembers when that was, to tell the gap that such a batch leaves from a loss.
+topic's configuration, its compression. A batch may still be refused by the storage, for want of room or of replicas in
+sync; `Admission` remembers when that was, to tell the gap that such a batch leaves from a loss.
 
 Entry: `Admission`.
 """
@@ -42,8 +42,8 @@ MAX_RECORDS_READ = 65_536
 have fewer, by its own default limit of their bytes."""
 
 EARLIER_BATCH_S = 10.0
-"""How long after its opening, or after it refused a batch for want of room, a log takes a gap in a producer's sequences
-for a batch that was refused before it."""
+"""How long after its opening, or after it refused a batch for want of room or replicas, a log takes a gap in a
+producer's sequences for a batch that was refused before it."""
 
 
 class Admission:
@@ -76,7 +76,8 @@ class Admission:
     def note_refused(self) -> None:
         """Note that a batch may have been refused that its producer sends again.
 
-        That is so at the opening, for the time before it, and whenever there was no room for a batch.
+        That is so at the opening, for the time before it, and whenever there was no room for a batch, or too few
+        replicas were in sync.
         """
         self._refused_at, self._refused_end = self._clock.monotonic(), self._state.data.next_offset
 
@@ -95,10 +96,11 @@ class Admission:
     def _follows_a_refused_batch(self, header: BatchHeader) -> bool:
         """Return whether a batch out of order was sent before its producer learned that one before it was refused.
 
-        A producer sends up to five batches without waiting. While a partition moves, or opens, or the WAL is full, the
-        first may be refused and the next arrive a moment later, when it is open, or there is room. Kafka answers
-        OUT_OF_ORDER_SEQUENCE_NUMBER then. librdkafka takes that for a loss and begins a new producer epoch, under which
-        it sends again whatever it has no answer for, on other partitions, too: records were doubled by that.
+        A producer sends up to five batches without waiting. While a partition moves, or opens, the WAL is full, or
+        replicas are missing, the first may be refused and the next arrive a moment later, when it can be taken. Kafka
+        answers OUT_OF_ORDER_SEQUENCE_NUMBER then. librdkafka takes that for a loss and begins a new producer epoch,
+        under which it sends again whatever it has no answer for, on other partitions, too: records were doubled by
+        that.
         """
         if self._clock.monotonic() - self._refused_at > EARLIER_BATCH_S:
             return False

@@ -37,7 +37,7 @@ from tidelog.batch.batch import (
     set_log_append_time,
 )
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import Closed, Overloaded
+from tidelog.runtime.errors import Closed, Overloaded, TidelogError
 from tidelog.runtime.types import Buffer
 from tidelog.storage.records import OffsetTrimmed, StreamEntry
 from tidelog.stream.admission import Admission
@@ -625,7 +625,11 @@ class PartitionLog:
     def check_writable(self) -> None:
         """Raise if fewer replicas are in sync than a write of acks=all needs (`min.insync.replicas`), a retriable
         error. With one replica, which the bucket makes durable, it never does."""
-        self._storage.check_writable(self._config.min_insync_replicas)
+        try:
+            self._storage.check_writable(self._config.min_insync_replicas)
+        except TidelogError:
+            self._admission.note_refused()
+            raise
 
     def when_acked(
         self, wal_end: int, callback: Callable[[], None], failed: Callable[[Exception], None] | None = None

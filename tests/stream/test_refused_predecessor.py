@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
 from tidelog.batch.batch import Record, build_batch
+from tidelog.broker.replication.inputs import NotEnoughReplicas
 from tidelog.storage.wal.base import WalFull
 from tidelog.stream.admission import EARLIER_BATCH_S
 from tidelog.stream.errors import EarlierBatchMissing, OutOfOrderSequence
@@ -68,6 +69,26 @@ def test_batches_behind_one_that_found_no_room_are_refused_as_it_was() -> None:
         process.storage.refusals.append(WalFull("full"))
         with pytest.raises(WalFull):
             log.append(batch(1))
+        with pytest.raises(EarlierBatchMissing):
+            log.append(batch(2))
+        log.append(batch(1))
+        log.append(batch(2))
+
+    asyncio.run(scenario())
+
+
+def test_batches_behind_one_for_which_too_few_replicas_were_in_sync_are_refused_as_it_was() -> None:
+    async def scenario() -> None:
+        clock, world = FakeClock(NOW), FakeWorld()
+        process = Process(world, clock)
+        log = await process.open(LogConfig())
+        log.append(batch(0))
+        clock.now_ms += 60_000
+        process.storage.missing = NotEnoughReplicas("1 replica is in sync")
+        with pytest.raises(NotEnoughReplicas):
+            log.check_writable()  # for sequence 1
+        process.storage.missing = None
+        log.check_writable()
         with pytest.raises(EarlierBatchMissing):
             log.append(batch(2))
         log.append(batch(1))

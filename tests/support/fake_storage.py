@@ -88,6 +88,8 @@ class FakeStorage:
         self.master_epoch = 1
         self.refusals: list[TidelogError] = []
         """What the next appends raise, one each."""
+        self.missing: TidelogError | None = None
+        """What `check_writable` raises, if replicas are missing."""
         self.reads = 0
         """Cold reads so far."""
         self.held: HeldRead | None = None
@@ -152,7 +154,9 @@ class FakeStorage:
         return self.world.confirmed if uploaded is None else uploaded
 
     def check_writable(self, min_in_sync: int) -> None:
-        """No replica is missing."""
+        """Raise what is set, whatever the topic asks for."""
+        if self.missing is not None:
+            raise self.missing
 
     async def writable(self) -> None:
         return None
