@@ -41,6 +41,10 @@ MAX_RECORDS_READ = 65_536
 """Bound of the records that are read for a batch's largest timestamp: the event loop waits for it. Sarama's batches
 have fewer, by its own default limit of their bytes."""
 
+MAX_RECORDS_SCANNED = 131_072
+"""Bound of the records whose keys are looked at, some 0.2 s. A batch of the default `max.message.bytes` has fewer with
+keys, unless it is compressed: then it may have a million."""
+
 EARLIER_BATCH_S = 10.0
 """How long after its opening, or after it refused a batch for want of room or replicas, a log takes a gap in a
 producer's sequences for a batch that was refused before it."""
@@ -177,7 +181,15 @@ def _require_size(batch: memoryview, config: LogConfig) -> None:
 
 
 def _require_keys(batch: memoryview, header: BatchHeader) -> None:
-    """Check that every record for a compacted topic has a key, and its place in the batch: compaction goes by both."""
+    """Check that every record for a compacted topic has a key, and its place in the batch: compaction goes by both.
+
+    A batch of too many records is told to be too large, upon which Kafka's Java producers split it.
+    """
+    if header.count > MAX_RECORDS_SCANNED:
+        raise RecordTooLarge(
+            f"a record batch has {header.count} records, and a compacted topic takes {MAX_RECORDS_SCANNED} in one",
+            hint="send smaller batches",
+        )
     try:
         records = scan(batch, header)
     except CorruptRecord as error:

@@ -30,7 +30,7 @@ from tidelog.batch.codec import encode_record
 from tidelog.runtime.errors import Closed
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFailed, WalFull
-from tidelog.stream.admission import MAX_RECORDS_READ
+from tidelog.stream.admission import MAX_RECORDS_READ, MAX_RECORDS_SCANNED
 from tidelog.stream.errors import FencedLeaderEpoch, OffsetOutOfRange, OutOfOrderSequence, UnknownLeaderEpoch
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_log import AppendResult, PartitionLog
@@ -253,6 +253,20 @@ async def test_a_largest_timestamp_that_takes_too_long_to_find_is_refused() -> N
         log.append(untold(*[NOW] * (MAX_RECORDS_READ + 1), compression=Compression.ZSTD))
     assert log.log_end_offset == 0
     log.append(untold(*[NOW] * MAX_RECORDS_READ, compression=Compression.ZSTD))
+
+
+@sync
+async def test_a_batch_whose_keys_take_too_long_to_look_at_is_too_large_for_a_compacted_topic() -> None:
+    compacted, plain = await Bench(LogConfig(cleanup_policy="compact")).open(), await Bench().open()
+    records = [Record(0, NOW, b"", b"")] * (MAX_RECORDS_SCANNED + 1)
+    sent = build_batch(records, compression=Compression.ZSTD)
+    assert len(sent) < compacted.config.max_message_bytes
+    with pytest.raises(RecordTooLarge):
+        compacted.append(memoryview(bytearray(sent)))
+    assert compacted.log_end_offset == 0
+    plain.append(memoryview(bytearray(sent)))
+    compacted.append(memoryview(bytearray(build_batch(records[1:], compression=Compression.ZSTD))))
+    assert (compacted.log_end_offset, plain.log_end_offset) == (MAX_RECORDS_SCANNED, MAX_RECORDS_SCANNED + 1)
 
 
 @sync
