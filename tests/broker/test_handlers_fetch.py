@@ -400,6 +400,27 @@ async def test_a_bucket_that_fails_is_a_retriable_error_of_that_partition() -> N
         assert values(part(response, 0, 1).records) == [(0, b"b")]
 
 
+@pytest.mark.parametrize("is_cold", [False, True])
+@pytest.mark.parametrize("version", [11, 12])
+async def test_a_partition_that_cannot_be_read_does_not_keep_back_a_large_batch_of_another(
+    version: int, is_cold: bool
+) -> None:
+    """Without a session, and in one, where the partition that fails stays the first one for good."""
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", 2)
+        await appended(world, "t", b"a")
+        await world.chill()
+        await world.store.delete([info.key async for info in world.store.list("")])
+        await appended(world, "t", bytes(5000), b"b", partition=1)
+        if is_cold:
+            await world.chill()
+        limits = {index: {"fetch_offset": 0, "partition_max_bytes": 1000} for index in range(2)}
+        session = {"session_id": 0, "session_epoch": 0} if version == 12 else {}
+        response = await fetch(client, version, {"t": limits}, max_wait=60_000, **session)
+        assert part(response).error_code != 0
+        assert [offset for offset, _ in values(part(response, 0, 1).records)] == [0]
+
+
 async def test_read_committed_has_a_list_of_aborted_transactions_and_read_uncommitted_has_none() -> None:
     async with KafkaWorld() as world, world.client() as client:
         await world.topic("t")

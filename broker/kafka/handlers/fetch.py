@@ -135,8 +135,11 @@ class _Fetch:
         self._limit = min(request.max_bytes, context.services.kafka.fetch_max_bytes)
         self._size = 0
         self._urgent = not (self._slots if session is None else len(session))
-        self._cold: list[tuple[_Slot, asyncio.Task[FetchResult]]] = []
+        self._cold: list[tuple[_Slot, asyncio.Task[FetchResult], bool]] = []
+        """Each with whether it is the first with data, which returns a batch whatever its limit is."""
         self._skipped: list[_Slot] = []
+        self._too_large: list[_Slot] = []
+        """Those whose first batch is larger than their limit, and that came after a cold one."""
         self._looked = self._memory_only = self._missed = False
         self._wake = asyncio.Event()
         self._hurried = False
@@ -277,15 +280,18 @@ class _Fetch:
         """Read these partitions (again), in order. Their previous data is dropped from the response.
 
         Cold reads reserve room that they may not fill; a partition that found no room because of that is read again,
-        unless there is enough data already: then it comes first in the client's next request.
+        unless there is enough data already: then it comes first in the client's next request. If no cold read returns
+        anything, one whose first batch is larger than its limit is the first with data.
         """
         for _ in range(MAX_COLD_ROUNDS):
-            self._skipped = []
+            self._skipped, self._too_large = [], []
             for slot in slots:
                 self._read(slot)
             if not self._cold:
                 return
             await self._finish_cold()
+            if not self._size:
+                self._skipped += self._too_large
             if self._size >= max(self._request.min_bytes, 1) or not self._skipped:
                 return
             slots = self._skipped
@@ -320,7 +326,7 @@ class _Fetch:
             return
         if self._request.rack_id and self._names_follower(slot, log):
             return
-        room = self._limit - self._size - sum(reserved.size for reserved, _ in self._cold)
+        room = self._limit - self._size - sum(reserved.size for reserved, *_ in self._cold)
         limit = max(min(spec.partition_max_bytes, room), 0)
         first = self._size == 0 and not self._cold
         if limit == 0 and not first:
@@ -334,7 +340,7 @@ class _Fetch:
                 return
             if len(self._cold) < MAX_COLD_READS:
                 work = log.read(spec.fetch_offset, limit, committed=self._committed, minimum_one=first)
-                self._cold.append((slot, asyncio.get_running_loop().create_task(work)))
+                self._cold.append((slot, asyncio.get_running_loop().create_task(work), first))
                 slot.size = limit
             else:
                 self._skipped.append(slot)
@@ -343,6 +349,8 @@ class _Fetch:
         self._fill(slot, log)
         if found.size_bytes <= limit or first:
             self._take(slot, found)
+        else:
+            self._too_large.append(slot)
 
     def _names_follower(self, slot: _Slot, log: PartitionLog | FollowedLog) -> bool:
         """Name the follower that this consumer should read from, if there is one and this broker leads."""
@@ -420,7 +428,7 @@ class _Fetch:
 
     async def _finish_cold(self) -> None:
         cold, self._cold = self._cold, []
-        tasks = [task for _, task in cold]
+        tasks = [task for _, task, _ in cold]
         began = self._services.clock.monotonic()
         try:
             await asyncio.wait(tasks, timeout=COLD_READ_TIMEOUT_S)
@@ -429,7 +437,7 @@ class _Fetch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._reading_s += self._services.clock.monotonic() - began
-        for slot, task in cold:
+        for slot, task, is_first in cold:
             slot.size = 0
             if task.cancelled():
                 self._urgent = True  # answered without it: the next request finds it in the cache
@@ -442,6 +450,8 @@ class _Fetch:
             if slot.log is not None:
                 self._fill(slot, slot.log)
             self._take(slot, found)
+            if not slot.size and not is_first:
+                self._too_large.append(slot)
 
     def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
         """See `RequestParts`. Of several partitions the first that was read is named."""
