@@ -16,7 +16,8 @@ from tests.support.guarded import append_guarded
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tidelog.batch.batch import iter_batches, iter_records
-from tidelog.broker.kafka.handlers.fetch import JUST_CAME_S, handle
+from tidelog.broker.kafka.handlers import fetch as fetch_handler
+from tidelog.broker.kafka.handlers.fetch import JUST_CAME_S, MAX_COLD_READS, handle
 from tidelog.broker.kafka.services import Answer, RequestContext
 from tidelog.broker.kafka.wire.fetch import (
     FetchPartition,
@@ -27,6 +28,7 @@ from tidelog.broker.kafka.wire.fetch import (
 )
 from tidelog.broker.settings import KafkaSettings
 from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.store import View
 
 FETCH = 1
 VERSIONS = range(4, 18)
@@ -419,6 +421,33 @@ async def test_a_partition_that_cannot_be_read_does_not_keep_back_a_large_batch_
         response = await fetch(client, version, {"t": limits}, max_wait=60_000, **session)
         assert part(response).error_code != 0
         assert [offset for offset, _ in values(part(response, 0, 1).records)] == [0]
+
+
+async def test_a_fetch_waits_once_for_a_bucket_that_hangs_however_many_partitions_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each further 16 partitions had another 15 s: the client's time was over, and it got nothing of the others."""
+    monkeypatch.setattr(fetch_handler, "COLD_READ_TIMEOUT_S", 1.0)
+    count = 3 * MAX_COLD_READS
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", count + 1)
+        for index in range(count):
+            await appended(world, "t", b"cold", partition=index)
+        await world.chill()
+        await appended(world, "t", b"hot", partition=count)
+
+        async def hang(*_: object) -> list[View]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(world.store, "get_ranges", hang)
+        began = SystemClock().monotonic()
+        asked = {"t": dict.fromkeys(range(count + 1), 0)}
+        response = await fetch(client, 11, asked, max_bytes=60 * BIG, min_bytes=1000, max_wait=60_000)
+        assert SystemClock().monotonic() - began < 2.0
+        found = [part(response, 0, index) for index in range(count + 1)]
+        assert [one.error_code for one in found] == [0] * (count + 1)
+        assert [len(values(one.records)) for one in found] == [0] * count + [1]
 
 
 async def test_read_committed_has_a_list_of_aborted_transactions_and_read_uncommitted_has_none() -> None:

@@ -73,7 +73,8 @@ MAX_COLD_ROUNDS = 4
 MAX_WAIT_MS = 60_000
 """A long poll holds memory; an empty response once a minute costs the client nothing."""
 COLD_READ_TIMEOUT_S = 15.0
-"""A response must be sent before clients time out (30 s and more); data read meanwhile stays in the cache."""
+"""How long one request waits for the bucket, in all its rounds: a response must be sent before clients time out (30 s
+and more). Data read meanwhile stays in the cache."""
 _REREAD_PAUSE_S = 0.005
 """Interval between two reads of a partition that grows in small steps towards a large `min_bytes`."""
 JUST_CAME_S = 0.1
@@ -143,6 +144,8 @@ class _Fetch:
         self._looked = self._memory_only = self._missed = False
         self._wake = asyncio.Event()
         self._hurried = False
+        self._is_late = False
+        """It has waited for the bucket for as long as it may: what is left is read from memory, or the next time."""
         self._waited_s = self._reading_s = 0.0
         """Seconds that it waited for data to come, and for the bucket."""
 
@@ -338,7 +341,7 @@ class _Fetch:
             if self._memory_only:
                 self._missed = True
                 return
-            if len(self._cold) < MAX_COLD_READS:
+            if len(self._cold) < MAX_COLD_READS and not self._is_late:
                 work = log.read(spec.fetch_offset, limit, committed=self._committed, minimum_one=first)
                 self._cold.append((slot, asyncio.get_running_loop().create_task(work), first))
                 slot.size = limit
@@ -431,7 +434,7 @@ class _Fetch:
         tasks = [task for _, task, _ in cold]
         began = self._services.clock.monotonic()
         try:
-            await asyncio.wait(tasks, timeout=COLD_READ_TIMEOUT_S)
+            await asyncio.wait(tasks, timeout=max(0.0, COLD_READ_TIMEOUT_S - self._reading_s))
         finally:
             for task in tasks:
                 task.cancel()
@@ -440,7 +443,7 @@ class _Fetch:
         for slot, task, is_first in cold:
             slot.size = 0
             if task.cancelled():
-                self._urgent = True  # answered without it: the next request finds it in the cache
+                self._urgent = self._is_late = True  # answered without it: the next request finds it in the cache
                 continue
             error = task.exception()
             if isinstance(error, TidelogError):
