@@ -203,6 +203,64 @@ async def test_min_bytes_is_waited_for() -> None:
         assert len(values(part(await waiting).records)) == 4
 
 
+@pytest.mark.parametrize(
+    ("limits", "min_bytes"),
+    [
+        ({"partition_max_bytes": 10_000}, 10_000),  # the bytes of three batches, and not of four
+        ({"max_bytes": 10_000}, 10_000),
+        ({"max_bytes": 10_000}, 50_000),  # more than the consumer lets a response have
+    ],
+)
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_what_does_not_fit_into_a_response_is_not_waited_for(
+    limits: dict[str, int], min_bytes: int, is_cold: bool
+) -> None:
+    """A consumer that lagged got one response in each `max_wait`, however much there was for it."""
+    limits = {"partition_max_bytes": BIG, "max_bytes": BIG, **limits}
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        await appended(world, "t", *[bytes(3000)] * 5)
+        if is_cold:
+            await world.chill()
+        asked = {"fetch_offset": 0, "partition_max_bytes": limits["partition_max_bytes"]}
+        client.post(
+            fetch_request(11, {"t": {0: asked}}, max_bytes=limits["max_bytes"], min_bytes=min_bytes, max_wait=60_000)
+        )
+        async with asyncio.timeout(30):
+            assert len(values(part(await client.receive()).records)) == 3
+
+
+async def test_what_one_read_of_the_bucket_leaves_is_not_waited_for() -> None:
+    """A read takes a few objects at a time, which may be small."""
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        for _ in range(20):
+            await appended(world, "t", bytes(1000))
+            await world.chill()
+        client.post(fetch_request(11, {"t": {0: 0}}, min_bytes=15_000, max_wait=60_000))
+        async with asyncio.timeout(30):
+            assert values(part(await client.receive()).records)
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_all_that_there_is_counts_as_it_is_for_min_bytes(is_cold: bool) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", 2)
+        await appended(world, "t", *[bytes(3000)] * 3)
+        await appended(world, "t", bytes(3000), partition=1)
+        if is_cold:
+            await world.chill()
+        asked: dict[int, Any] = {index: {"fetch_offset": 0, "partition_max_bytes": 10_000} for index in range(2)}
+        client.post(fetch_request(11, {"t": asked}, min_bytes=15_000, max_wait=60_000))
+        waiting = asyncio.ensure_future(client.receive())
+        await until(lambda: world.log("t").watermark_listeners > 0, "the poll waits")
+        assert not waiting.done()
+        await appended(world, "t", bytes(3000), partition=1)
+        response = await waiting
+        second = 1 if is_cold else 2  # a read of the bucket leaves what is in memory to the next request
+        assert [len(values(part(response, 0, index).records)) for index in range(2)] == [3, second]
+
+
 @pytest.mark.parametrize("under_way", [True, False])
 async def test_a_partition_that_has_just_come_makes_nobody_wait_for_min_bytes(under_way: bool) -> None:
     async with KafkaWorld() as world, world.client() as client:

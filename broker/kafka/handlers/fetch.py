@@ -3,7 +3,8 @@
 - Batches are whole, and the first one contains the requested offset, even if it begins before it. The first partition
   with data returns at least one batch, whatever the limits; later ones obey them.
 - The request waits until `min_bytes` are available, `max_wait` is over, or a partition has an error or a diverging
-  epoch.
+  epoch. As in Kafka, a partition with more than is returned of it counts as its limit, which whole batches rarely fill,
+  and more than the limit of the response is not waited for.
 - Hot partitions are answered at once; cold ones are read concurrently, each within its share of the response.
 - A partition that has just moved here from another broker (`JUST_CAME_S`) is answered with any data.
 - The wait ends early when the client sends another request on the connection (`RequestContext.wake`).
@@ -91,7 +92,7 @@ class _Repeated(InvalidInput):
 class _Slot:
     """One partition of the request, and its state so far."""
 
-    __slots__ = ("data", "heard", "log", "member", "opening", "size", "spec", "topic")
+    __slots__ = ("counted", "data", "heard", "log", "member", "opening", "size", "spec", "topic")
 
     def __init__(self, topic: FetchTopic, spec: FetchPartition, member: SessionPartition | None = None) -> None:
         self.member = member
@@ -105,6 +106,8 @@ class _Slot:
         self.heard: Opening | None = None
         """The opening whose end wakes the request."""
         self.size = 0
+        self.counted = 0
+        """Bytes that count for `min_bytes`."""
 
     @property
     def is_leaving(self) -> bool:
@@ -134,7 +137,8 @@ class _Fetch:
             self._slots = self._take_due(session)
         self._seen: dict[PartitionLog | FollowedLog, _Slot] = {}
         self._limit = min(request.max_bytes, context.services.kafka.fetch_max_bytes)
-        self._size = 0
+        self._least = min(request.min_bytes, self._limit)
+        self._size = self._counted = 0
         self._urgent = not (self._slots if session is None else len(session))
         self._cold: list[tuple[_Slot, asyncio.Task[FetchResult], bool]] = []
         """Each with whether it is the first with data, which returns a batch whatever its limit is."""
@@ -166,8 +170,7 @@ class _Fetch:
         return self._response() if self._looked and self._enough() else None
 
     def _enough(self) -> bool:
-        request = self._request
-        return self._urgent or self._size >= request.min_bytes or request.max_wait_ms <= 0
+        return self._urgent or self._counted >= self._least or self._request.max_wait_ms <= 0
 
     async def run(self) -> FetchResponse:
         """Collect until there is enough data or the time is over."""
@@ -197,7 +200,7 @@ class _Fetch:
                     if slot.opening is not None and slot.opening is not slot.heard  # it was open, or followed
                 ]
                 remaining = deadline - clock.monotonic()
-                if self._urgent or self._size >= request.min_bytes or remaining <= 0 or self._hurried:
+                if self._urgent or self._counted >= self._least or remaining <= 0 or self._hurried:
                     return self._response()
                 waits_since = clock.monotonic()
                 await _wait(wake, remaining)
@@ -275,7 +278,10 @@ class _Fetch:
         log = slot.log
         if log is None or log.closed:
             return True
-        return (log.last_stable_offset if self._committed else log.high_watermark) > slot.spec.fetch_offset
+        return self._bound(log) > slot.spec.fetch_offset
+
+    def _bound(self, log: PartitionLog | FollowedLog) -> int:
+        return log.last_stable_offset if self._committed else log.high_watermark
 
     # --- collecting ------------------------------------------------------------------------------------------------
 
@@ -295,13 +301,14 @@ class _Fetch:
             await self._finish_cold()
             if not self._size:
                 self._skipped += self._too_large
-            if self._size >= max(self._request.min_bytes, 1) or not self._skipped:
+            if (self._size and self._counted >= self._least) or not self._skipped:
                 return
             slots = self._skipped
 
     def _read(self, slot: _Slot) -> None:
         self._size -= slot.size
-        slot.size = 0
+        self._counted -= slot.counted
+        slot.size = slot.counted = 0
         slot.data = PartitionData(slot.spec.partition)
         was_opening, slot.opening = slot.opening is not None, None
         try:
@@ -351,9 +358,11 @@ class _Fetch:
             return
         self._fill(slot, log)
         if found.size_bytes <= limit or first:
-            self._take(slot, found)
+            self._take(slot, found, limit)
         else:
             self._too_large.append(slot)
+            slot.counted = limit
+            self._counted += limit
 
     def _names_follower(self, slot: _Slot, log: PartitionLog | FollowedLog) -> bool:
         """Name the follower that this consumer should read from, if there is one and this broker leads."""
@@ -411,11 +420,15 @@ class _Fetch:
         if self._committed:
             data.aborted_transactions = ()
 
-    def _take(self, slot: _Slot, found: FetchResult) -> None:
+    def _take(self, slot: _Slot, found: FetchResult, limit: int) -> None:
         if found.size_bytes:
             slot.data.records = found.records
-            slot.size = found.size_bytes
+            slot.size = slot.counted = found.size_bytes
             self._size += found.size_bytes
+            is_short = slot.size < limit and self._counted + slot.size < self._least
+            if is_short and slot.log is not None and _end(slot.data) < self._bound(slot.log):
+                slot.counted = limit
+            self._counted += slot.counted
             if slot.log is not None and self._has_just_come(slot.log):
                 self._urgent = True
             if self._committed:
@@ -441,7 +454,7 @@ class _Fetch:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._reading_s += self._services.clock.monotonic() - began
         for slot, task, is_first in cold:
-            slot.size = 0
+            limit, slot.size = slot.size, 0
             if task.cancelled():
                 self._urgent = self._is_late = True  # answered without it: the next request finds it in the cache
                 continue
@@ -452,7 +465,7 @@ class _Fetch:
             found = task.result()
             if slot.log is not None:
                 self._fill(slot, slot.log)
-            self._take(slot, found)
+            self._take(slot, found, limit)
             if not slot.size and not is_first:
                 self._too_large.append(slot)
 
@@ -552,11 +565,16 @@ def _begins_plain(log: PartitionLog | FollowedLog, offset: int) -> bool:
 
 def _count_records(data: PartitionData) -> int:
     """Count the records in contiguous batches, by the first header and the last."""
-    first, last = data.records[0], data.records[-1]
-    (base,) = _BASE_OFFSET.unpack_from(first)
-    (last_base,) = _BASE_OFFSET.unpack_from(last)
+    (base,) = _BASE_OFFSET.unpack_from(data.records[0])
+    return _end(data) - int(base)
+
+
+def _end(data: PartitionData) -> int:
+    """Return the offset after the last record."""
+    last = data.records[-1]
+    (base,) = _BASE_OFFSET.unpack_from(last)
     (delta,) = _LAST_OFFSET_DELTA.unpack_from(last, _LAST_OFFSET_DELTA_AT)
-    return int(last_base + delta + 1 - base)
+    return int(base + delta + 1)
 
 
 async def _wait(wake: asyncio.Event, seconds: float) -> None:
