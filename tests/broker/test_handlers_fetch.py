@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import uuid
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -17,7 +17,7 @@ from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tidelog.batch.batch import iter_batches, iter_records
 from tidelog.broker.kafka.handlers import fetch as fetch_handler
-from tidelog.broker.kafka.handlers.fetch import JUST_CAME_S, MAX_COLD_READS, handle
+from tidelog.broker.kafka.handlers.fetch import COLD_READ_TIMEOUT_S, JUST_CAME_S, MAX_COLD_READS, handle
 from tidelog.broker.kafka.services import Answer, RequestContext
 from tidelog.broker.kafka.wire.fetch import (
     FetchPartition,
@@ -506,6 +506,35 @@ async def test_a_fetch_waits_once_for_a_bucket_that_hangs_however_many_partition
         found = [part(response, 0, index) for index in range(count + 1)]
         assert [one.error_code for one in found] == [0] * (count + 1)
         assert [len(values(one.records)) for one in found] == [0] * count + [1]
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+async def test_what_is_in_memory_does_not_wait_long_for_a_bucket_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, in_session: bool
+) -> None:
+    """One partition that lagged made the newest records of all others 15 s late, response after response."""
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", 2)
+        await appended(world, "t", b"cold")
+        await world.chill()
+        await appended(world, "t", b"hot", partition=1)
+        gone_on, read = asyncio.Event(), world.store.get_ranges
+
+        async def hang(key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
+            await gone_on.wait()
+            return await read(key, ranges)
+
+        monkeypatch.setattr(world.store, "get_ranges", hang)
+        session = {"session_id": 0, "session_epoch": 0} if in_session else {}
+        async with asyncio.timeout(COLD_READ_TIMEOUT_S / 2):
+            response = await fetch(client, 11, {"t": {0: 0, 1: 0}}, max_bytes=9 * BIG, max_wait=60_000, **session)
+        assert [part(response, 0, index).error_code for index in range(2)] == [0, 0]
+        assert [values(part(response, 0, index).records) for index in range(2)] == [[], [(0, b"hot")]]
+        gone_on.set()
+        if in_session:
+            session = {"session_id": response.session_id, "session_epoch": 1}
+        response = await fetch(client, 11, {"t": {1: 1} if in_session else {0: 0, 1: 1}}, max_wait=60_000, **session)
+        assert values(part(response).records) == [(0, b"cold")]
 
 
 async def test_read_committed_has_a_list_of_aborted_transactions_and_read_uncommitted_has_none() -> None:

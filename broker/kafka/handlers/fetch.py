@@ -5,7 +5,8 @@
 - The request waits until `min_bytes` are available, `max_wait` is over, or a partition has an error or a diverging
   epoch. As in Kafka, a partition with more than is returned of it counts as its limit, which whole batches rarely fill,
   and more than the limit of the response is not waited for.
-- Hot partitions are answered at once; cold ones are read concurrently, each within its share of the response.
+- Hot partitions are answered at once; cold ones are read concurrently, each within its share of the response. Hot ones
+  wait for cold ones in the same request, but not for long: the bucket may be away.
 - A partition that has just moved here from another broker (`JUST_CAME_S`) is answered with any data.
 - The wait ends early when the client sends another request on the connection (`RequestContext.wake`).
 - A partition that is opening here is waited for a little, as one without data; the others' data is not delayed by it.
@@ -76,6 +77,8 @@ MAX_WAIT_MS = 60_000
 COLD_READ_TIMEOUT_S = 15.0
 """How long one request waits for the bucket, in all its rounds: a response must be sent before clients time out (30 s
 and more). Data read meanwhile stays in the cache."""
+HOT_DATA_WAIT_S = 1.0
+"""How long a request waits for the bucket if there is enough data in memory for its response."""
 _REREAD_PAUSE_S = 0.005
 """Interval between two reads of a partition that grows in small steps towards a large `min_bytes`."""
 JUST_CAME_S = 0.1
@@ -446,8 +449,9 @@ class _Fetch:
         cold, self._cold = self._cold, []
         tasks = [task for _, task, _ in cold]
         began = self._services.clock.monotonic()
+        limit_s = HOT_DATA_WAIT_S if self._size and self._counted >= self._least else COLD_READ_TIMEOUT_S
         try:
-            await asyncio.wait(tasks, timeout=max(0.0, COLD_READ_TIMEOUT_S - self._reading_s))
+            await asyncio.wait(tasks, timeout=max(0.0, limit_s - self._reading_s))
         finally:
             for task in tasks:
                 task.cancel()
