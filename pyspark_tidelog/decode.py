@@ -228,6 +228,15 @@ class _Column:
         return found
 
 
+def _text(column: _Column) -> pa.StringArray:
+    """Take a column as text. What is no UTF-8 is replaced by U+FFFD, as Kafka's Java consumers do."""
+    found = column.take(pa.binary())
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([each.decode(errors="replace") for each in found.to_pylist()], pa.string())
+
+
 def _with_room(array: Any, used: int, needed: int) -> Any:
     if needed <= len(array):
         return array
@@ -343,7 +352,6 @@ class RecordDecoder:
         kind = self._schema.field("headers").type
         items = kind.value_type
         pairs = pa.StructArray.from_arrays(
-            [columns[0].take(pa.string()), columns[1].take(pa.binary())], fields=[items.field(0), items.field(1)]
+            [_text(columns[0]), columns[1].take(pa.binary())], fields=[items.field(0), items.field(1)]
         )
-        pairs.validate(full=True)  # a header's key is UTF-8, or this raises
         return pa.ListArray.from_arrays(pa.array(ends), pairs, type=kind, mask=pa.array(counts == 0))
