@@ -366,9 +366,13 @@ class RaftConsensus:
                 state=AppliedState(self._apply, self._machine.freeze, self._machine.load, self._machine.level),
                 piece_bytes=settings.snapshot_piece_bytes,
             )
-        except (TidelogError, OSError) as error:
-            failure = error if isinstance(error, TidelogError) else StorageFailed(f"cannot open the Raft log: {error}")
-            self._post(self._opened.set_exception, failure)
+        except Exception as error:  # noqa: BLE001  # whoever started this member waits until it is open, or has failed
+            failure = error
+            if not isinstance(error, TidelogError):
+                said = error if isinstance(error, OSError) else repr(error)
+                failure = StorageFailed(f"cannot open the Raft log: {said}")
+                failure.__cause__ = error
+            self._post(_set_exception_once, self._opened, failure)
             return False
         return True
 

@@ -20,7 +20,7 @@ from tidelog.controller.raft.runner import system_surroundings
 from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import ConfigError, CorruptData, InvalidInput
+from tidelog.runtime.errors import ConfigError, CorruptData, InvalidInput, StorageFailed
 
 
 class Counter:
@@ -129,6 +129,23 @@ async def test_a_damaged_snapshot_or_journal_stops_the_start(tmp_path: Path) -> 
     (tmp_path / "snapshot").unlink()
     with pytest.raises(CorruptData, match="missing"):
         await started(tmp_path)
+
+
+async def test_a_state_that_cannot_be_loaded_ends_the_start_whatever_the_reason(tmp_path: Path) -> None:
+    class Full(Counter):
+        def load(self, data: bytes) -> None:
+            raise MemoryError
+
+    raft, _ = await started(tmp_path, snapshot_entries=10)
+    await until(lambda: raft.role.is_leader)
+    for step in range(30):
+        await raft.propose(b"%d" % step, 60)
+    await until((tmp_path / "snapshot").exists)
+    await raft.close()
+    raft = RaftConsensus(RaftSettings(directory=tmp_path), SystemClock())
+    async with asyncio.timeout(60):
+        with pytest.raises(StorageFailed, match=r"cannot open the Raft log: MemoryError"):
+            await raft.start(Full())
 
 
 async def test_a_full_disk_stalls_commands_and_lets_them_through_later(tmp_path: Path) -> None:
