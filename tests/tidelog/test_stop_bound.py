@@ -1,10 +1,11 @@
-"""SIGTERM and SIGINT end a real process within a bound, whatever it needs for a clean stop is gone."""
+"""SIGTERM, SIGINT and a failure end a real process within a bound, whatever it needs for a clean stop is gone."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.support.ports import free_port
 from tidelog.cli.subcommands import serve
@@ -55,17 +57,22 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def launch(directory: Path, how: str, grace_s: float, *more: str) -> subprocess.Popen[str]:
-    """A `tidelog serve` whose stop is clean, never ends, or hangs the event loop; returns when it is ready."""
+def begin(program: str, directory: Path, how: str, grace_s: float, *more: str) -> subprocess.Popen[str]:
+    """A `tidelog serve` whose stop is clean, never ends, or hangs the event loop. `more`: further settings."""
     settings = [f"node.data_dir={directory}", f"kafka.port={free_port()}", "admin.port=0", "wal.segment_bytes=16777216"]
     settings += [f"node.shutdown_timeout_ms={SHUTDOWN_MS}", "node.drain_timeout_ms=0", *more]
     assigned = [word for setting in settings for word in ("--set", setting)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how, str(grace_s), "serve", *assigned],
+    return subprocess.Popen(
+        [sys.executable, "-c", program, how, str(grace_s), "serve", *assigned],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def launch(directory: Path, how: str, grace_s: float, *more: str) -> subprocess.Popen[str]:
+    """As `begin`; returns when it is ready."""
+    process = begin(PROGRAM, directory, how, grace_s, *more)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("ready "), line
@@ -104,6 +111,51 @@ def test_a_process_whose_directory_is_gone_ends(tmp_path: Path, running: list[su
     shutil.rmtree(tmp_path / "data")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("how", ["never", "hang"])
+def test_a_process_whose_start_fails_and_that_cannot_stop_ends(
+    tmp_path: Path, running: list[subprocess.Popen[str]], how: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = begin(PROGRAM, tmp_path / "data", how, GRACE_S, f"admin.port={port}")
+        running.append(process)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == -signal.SIGKILL
+    assert f"has not stopped within {SHUTDOWN_MS / 1000 + GRACE_S:g} s of its failure (" in errors
+
+
+DISK = """
+import errno, os, pathlib
+
+def fdatasync(file, disk=os.fdatasync):
+    if pathlib.Path("{broken}").exists():
+        raise OSError(errno.EIO, "the disk is broken")
+    disk(file)
+
+os.fdatasync = fdatasync
+"""
+
+
+def test_a_broker_whose_disk_fails_and_that_cannot_stop_ends(
+    tmp_path: Path, running: list[subprocess.Popen[str]]
+) -> None:
+    """Else it would go on to send heartbeats, and nobody would take over, or start it again."""
+    broken = tmp_path / "broken"
+    process = begin(DISK.format(broken=broken) + PROGRAM, tmp_path / "data", "never", GRACE_S)
+    running.append(process)
+    assert process.stdout is not None
+    producer = Producer({"bootstrap.servers": process.stdout.readline().strip().removeprefix("ready bootstrap=")})
+    producer.produce("t", b"kept")
+    assert producer.flush(DEADLINE_S) == 0
+    broken.touch()
+    producer.produce("t", b"not acknowledged")
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    producer.purge()
+    producer.flush(DEADLINE_S)
+    assert process.returncode == -signal.SIGKILL
+    assert "of its failure (this process cannot continue: " in errors
 
 
 SUPERVISOR = """

@@ -6,9 +6,10 @@ other live brokers, if there are any and `node.drain_timeout_ms` allows it, comp
 and exits with 0; on SIGINT, or a second SIGTERM, it does so without moving partitions. When an operator asks for a
 restart (`tidelog cluster restart`) it does the same as on SIGTERM, and exits with 11. SIGUSR1 stops only the broker
 and prints `broker stopped`: to stop a whole cluster, stop all brokers first, while the controllers can still commit
-their last uploads. A child of `tidelog up` stops as on SIGINT when its parent dies. A process that was told to stop is
-killed when it has not within `node.shutdown_timeout_ms` and `STOP_GRACE_S`, after SIGTERM `node.drain_timeout_ms` more;
-what is not uploaded then is in the write-ahead log.
+their last uploads. A child of `tidelog up` stops as on SIGINT when its parent dies. A process that was told to stop, or
+that has failed, is killed when it has not stopped within `node.shutdown_timeout_ms` and `STOP_GRACE_S`, after SIGTERM
+`node.drain_timeout_ms` more; what is not uploaded then is in the write-ahead log. Until a failed broker has ended it
+sends heartbeats, so nobody would take over from one that cannot stop.
 
 Entry: `serve`; `run_node` for who starts such a process otherwise (`tidelog.testing`).
 """
@@ -153,21 +154,15 @@ async def _serve(
     starting = loop.create_task(process.start())
     stop = loop.create_task(stopping.wait())
     tasks = TaskSet("serve")
-    restarts = False
-    await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     try:
-        if starting.done():
-            starting.result()
-            memory.give_back()
-            tasks.spawn(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes), "collect")
-            click.echo(f"ready {process.ready_line}")
-            restarts = await process.run_until(stop)
-            if restarts:
-                end_within(limit_s + config.node.drain_timeout_ms / 1000, "the request to restart")
+        restarts = await _until_over(process, starting, stop, tasks)
+        if restarts:
+            end_within(limit_s + config.node.drain_timeout_ms / 1000, "the request to restart")
+        if not starting.cancelled() and starting.exception() is None:
             await _drain(process, at_once)
-        else:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+    except Exception as error:
+        end_within(limit_s, f"its failure ({error})")
+        raise
     finally:
         await asyncio.gather(*parts)
         await process.stop()
@@ -175,6 +170,22 @@ async def _serve(
         stop.cancel()
         await tasks.close()
     return restarts and not is_stopped
+
+
+async def _until_over(
+    process: NodeProcess, starting: asyncio.Task[None], stop: asyncio.Task[bool], tasks: TaskSet
+) -> bool:
+    """Return when the process is to stop, and whether it is to be started again. Raises what ends it otherwise."""
+    await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+    starting.result()
+    memory.give_back()
+    tasks.spawn(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes), "collect")
+    click.echo(f"ready {process.ready_line}")
+    return await process.run_until(stop)
 
 
 async def _drain(process: NodeProcess, at_once: asyncio.Event) -> None:
