@@ -71,6 +71,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     takeovers = _takeovers(base)
     groups = GroupCoordinator(manager, controller, world.clock, base.settings.group, world.rng)
     base.registry.add_figures("groups", groups.stats, figures.group_families)
+    base.registry.add_problems("groups", groups.problems)
     _export_offsets(base, manager, groups)
     peers = PeerListener(
         hints, world.between_brokers, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
@@ -97,7 +98,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         figures.transaction_families,
     )
     base.registry.add_section("transactions", hanging.report)
-    base.registry.add_problems("transactions", hanging.problems)
+    base.registry.add_problems("transactions", lambda: [*txn.coordinator.problems(), *hanging.problems()])
     return PartitionParts(
         membership=membership,
         hints=hints,

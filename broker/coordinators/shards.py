@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 PERSIST_TIMEOUT_S = 5.0
 """How long a request waits for its write before the client gets a retriable error (offsets.commit.timeout.ms)."""
+LOADING_S = 30.0
+"""A partition that takes longer to load is a problem: a log of 100 MB takes some seconds."""
 _LEADER_NOT_AVAILABLE = 5
 """Kafka code of `PartitionManager.get` while a partition that this broker leads is opening."""
 _NO_SHARD = -1
@@ -73,6 +75,10 @@ class Shard(Generic[S]):
     log: PartitionLog
     store: S
     phase: ShardPhase = ShardPhase.LOADING
+    since_s: float = 0.0
+    """When it began to load, in monotonic seconds."""
+    error: str = ""
+    """Why the last attempt to load it failed; empty: none did."""
     _writer: StateWriter | None = None
     loading: asyncio.Task[None] | None = None
     deleted_topics: set[str] = field(default_factory=set)
@@ -215,7 +221,7 @@ class ShardTable(Generic[S]):
         if known is not None and (known.log is partition_log or known.log.leader_epoch > partition_log.leader_epoch):
             return None
         self.unload(index)
-        shard = self._shards[index] = Shard(partition_log, self._owner.new_store())
+        shard = self._shards[index] = Shard(partition_log, self._owner.new_store(), since_s=self._clock.monotonic())
         return shard
 
     async def _load(self, shard: Shard[S]) -> None:
@@ -243,6 +249,7 @@ class ShardTable(Generic[S]):
             try:
                 return await load_store(shard.log, shard.store, passed)
             except CorruptData as error:
+                shard.error = str(error)
                 if shard.phase is not ShardPhase.BROKEN:
                     shard.phase = ShardPhase.BROKEN
                     self._phase_changed.set()
@@ -251,8 +258,8 @@ class ShardTable(Generic[S]):
                         extra={"topic": self._topic, "partition": shard.index, "error": str(error)},
                     )
             except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
-                error_text = str(expected(self._topic, failure))
-                fields = {"topic": self._topic, "partition": shard.index, "error": error_text}
+                shard.error = str(expected(self._topic, failure))
+                fields = {"topic": self._topic, "partition": shard.index, "error": shard.error}
                 logger.warning("a coordinator's partition cannot be read; will try again", extra=fields)
             shard.store, passed = self._owner.new_store(), None
             await self._clock.sleep(backoff.next_delay_s())
@@ -302,6 +309,18 @@ class ShardTable(Generic[S]):
     def active(self) -> list[Shard[S]]:
         """The shards that serve requests."""
         return [shard for shard in self._shards.values() if shard.phase is ShardPhase.ACTIVE]
+
+    def problems(self) -> list[str]:
+        """Return the partitions that are led here and not served, one sentence each, for operators."""
+        now_s, found = self._clock.monotonic(), []
+        for shard in self._shards.values():
+            name, loading_s = f"{self._topic}-{shard.index}", now_s - shard.since_s
+            if shard.phase is ShardPhase.BROKEN:
+                found.append(f"{name} is damaged, its coordinator answers nobody: {shard.error}")
+            elif shard.phase is ShardPhase.LOADING and loading_s >= LOADING_S:
+                why = f": {shard.error}" if shard.error else ""
+                found.append(f"{name} has been loading for {loading_s:.0f} s, its coordinator answers nobody{why}")
+        return found
 
     def get(self, index: int | None) -> Shard[S]:
         """Return the active shard. Raises `NotCoordinator`, `CoordinatorLoading`, `CoordinatorNotAvailable`.

@@ -117,6 +117,10 @@ class GroupCoordinator:
         """Stop serving a partition that this broker no longer leads. `start` calls this automatically."""
         self._table.unload(index)
 
+    def problems(self) -> list[str]:
+        """Return the partitions that are led here and not served, one sentence each, for operators."""
+        return self._table.problems()
+
     def stats(self) -> dict[str, int]:
         """Counts for metrics: partitions led and not yet active, groups, offsets, waiting requests."""
         shards = self._table.all()

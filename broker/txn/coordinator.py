@@ -127,6 +127,10 @@ class TxnCoordinator:
         """Read a state partition; its ids are served afterwards. `start` calls this automatically."""
         await self._table.load(partition_log)
 
+    def problems(self) -> list[str]:
+        """Return the partitions that are led here and not served, one sentence each, for operators."""
+        return self._table.problems()
+
     def stats(self) -> dict[str, int]:
         """Counts for metrics: partitions led and not yet active, ids, transactions that are open, markers unsent."""
         shards = self._table.all()

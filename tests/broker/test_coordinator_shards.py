@@ -13,11 +13,11 @@ from tests.support.group_world import FakeController, FakeLog, FakePartitions, F
 from tests.support.loops import VIRTUAL_LOOP, LoopClock
 from tidelog.broker.coordinators.errors import CoordinatorNotAvailable, NotCoordinator, WriteError
 from tidelog.broker.coordinators.handover import MAX_STATE_BYTES
-from tidelog.broker.coordinators.shards import Shard, ShardTable
+from tidelog.broker.coordinators.shards import LOADING_S, Shard, ShardTable
 from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_CONFIGS, TRANSACTION_TOPIC, CoordinatorTopic
 from tidelog.broker.coordinators.writer import DEFECT_PAUSE_S, Write
-from tidelog.runtime.errors import NotLeader, Overloaded, TidelogError, Unavailable
+from tidelog.runtime.errors import CorruptData, NotLeader, Overloaded, TidelogError, Unavailable
 
 LOOPS = VIRTUAL_LOOP
 
@@ -241,6 +241,42 @@ async def test_an_exception_that_nobody_expects_has_the_partition_loaded_again()
                 await asyncio.sleep(0.01)
         assert world.take() == [("unloading", 0), ("activated", 0, {b"k": b"1"})]
         assert await world.put(0, b"k", b"4") is WriteError.NONE
+
+
+async def problems_of(world: StateWorld, index: int, errors: list[Any], after_s: float) -> list[str]:
+    """What the table tells of a partition whose log cannot be read, that long after it was opened."""
+    assert await world.put(index, b"k", b"1") is WriteError.NONE
+    log = world.partitions.logs[index].reopened(world.storage)
+    log.read_errors = errors
+    world.partitions.close(index)
+    world.partitions.open(log)
+    await asyncio.sleep(after_s)
+    return world.table.problems()
+
+
+async def test_a_damaged_partition_is_told_until_it_is_served() -> None:
+    """Else the groups or transactions in it are refused while `tidelog status` finds nothing wrong."""
+    async with StateWorld() as world:
+        assert world.table.problems() == []
+        errors: list[Any] = [CorruptData("batch 7 fails its CRC32C")] * 3
+        (told,) = await problems_of(world, 1, errors, 0.05)
+        assert told.startswith(f"{TRANSACTION_TOPIC}-1 is damaged, ") and told.endswith("batch 7 fails its CRC32C")
+        await asyncio.sleep(LOADING_S)
+        assert world.table.get(1).store.values == {b"k": b"1"}
+        assert world.table.problems() == []
+
+
+@pytest.mark.parametrize("error", [Unavailable("no quorum"), AssertionError("a defect")])
+async def test_a_partition_that_does_not_load_is_told(error: Any) -> None:
+    """Also one whose loading has ended with a defect, which nobody tries again."""
+    async with StateWorld() as world:
+        assert await problems_of(world, 1, [error] * 1_000, LOADING_S - 1) == []
+        await asyncio.sleep(2)
+        (told,) = world.table.problems()
+        assert told.startswith(f"{TRANSACTION_TOPIC}-1 has been loading for 31 s, ")
+        assert told.endswith(": no quorum") == isinstance(error, Unavailable)
+        world.partitions.close(1)
+        assert world.table.problems() == []
 
 
 async def test_one_alarm_rings_for_all_deadlines_and_those_of_a_shard_end_with_it() -> None:

@@ -24,6 +24,10 @@ _CURES: Final = (
         r"the bucket .*(403|denied|AccessDenied|refused)",
         "correct the credentials or their policy; all goes on by itself",
     ),
+    (
+        r"its coordinator answers nobody",
+        "look at what the error names and at that broker's log; it is tried again by itself",
+    ),
     (r"the bucket ", "mend the bucket, its server or the way to it; nothing is lost meanwhile, the WAL grows"),
     (r"not readable", "`tidelog object verify` lists what is damaged; restore the object from a copy of the bucket"),
     (r"does not open", "its object or tail is damaged in the bucket: restore it; it is tried again by itself"),
