@@ -42,6 +42,8 @@ from tidelog.storage.settings import (
 
 ENV_PREFIX = "TIDELOG_"
 SECRETS = frozenset({"s3.secret_access_key"})
+HIDDEN = "********"
+"""Stands for the value of a secret."""
 
 
 class NodeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +109,7 @@ class Loaded(NamedTuple):
         """Every setting in the order of the model; secrets are shown as `********`."""
         for section, key, value in _walk(self.config):
             name = f"{section}.{key}"
-            shown = "********" if name in SECRETS and value else value
+            shown = HIDDEN if name in SECRETS and value else value
             yield Setting(name, shown, self.sources.get(name, "default"))
 
 
@@ -204,13 +206,14 @@ def _assign(config: Config, key: str, value: Any, source: str) -> None:
             hint=_nearest(key, "`tidelog config` lists every key"),
         )
     wanted = next(field.type for field in msgspec.structs.fields(type(struct)) if field.name == name)
+    shown = HIDDEN if key in SECRETS else repr(value)
     textual = isinstance(value, str)
     if textual and msgspec.inspect.type_info(wanted).__class__ is msgspec.inspect.ListType:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         converted = msgspec.convert(value, wanted, strict=not textual)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"configuration key {key!r} (from {source}) has invalid value {value!r}: {error}") from error
+        raise ConfigError(f"configuration key {key!r} (from {source}) has invalid value {shown}: {error}") from error
     setattr(struct, name, converted)
 
 

@@ -71,6 +71,16 @@ def test_secrets_are_not_shown() -> None:
     assert shown["s3.secret_access_key"] == "********"
 
 
+@pytest.mark.parametrize("value", ["8675309001", "[8675309001]", "{ of = '8675309001' }", "2026-11-29"])
+def test_a_secret_of_a_wrong_type_is_refused_without_being_shown(tmp_path: Path, value: str) -> None:
+    """What a process refuses goes to its log, and to the archive that `tidelog debug bundle` writes."""
+    file = tmp_path / "t.toml"
+    file.write_text(f"[s3]\nsecret_access_key = {value}\n")
+    with pytest.raises(ConfigError, match=r"s3\.secret_access_key.*t\.toml.*Expected `str`") as caught:
+        load(file)
+    assert "8675309" not in str(caught.value) and "2026" not in str(caught.value)
+
+
 def test_set_flags_are_parsed_or_explained() -> None:
     assert parse_set("wal.flush=async") == ("wal.flush", "async")
     with pytest.raises(ConfigError, match=r"section\.key=value"):

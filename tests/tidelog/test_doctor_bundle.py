@@ -112,6 +112,17 @@ def test_no_secret_is_in_a_bundle_wherever_it_was(tmp_path: Path, monkeypatch: p
         assert shown in content
 
 
+def test_a_secret_that_is_no_text_is_not_in_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, file = tmp_path / "t.toml", tmp_path / "bundle.tar.gz"
+    config.write_text("[s3]\nbucket = 'b'\nsecret_access_key = 8675309001\n")
+    arguments = ["debug", "bundle", "--offline", "-o", str(file), "--config", str(config), "--data-dir", str(tmp_path)]
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    content = unpacked(file)
+    assert b"Expected `str`, got `int`" in content and b"8675309001" not in content
+
+
 SHOWN = [
     "controller.secret_file = /etc/tidelog/secret (file x)",
     '{"tokens": {"a": 1}, "token": 12, "secrets": [1], "password": null}',
