@@ -208,6 +208,8 @@ def _assign(config: Config, key: str, value: Any, source: str) -> None:
     wanted = next(field.type for field in msgspec.structs.fields(type(struct)) if field.name == name)
     shown = HIDDEN if key in SECRETS else repr(value)
     textual = isinstance(value, str)
+    if textual and not _is_utf_8(value):
+        raise ConfigError(f"configuration key {key!r} (from {source}) has invalid value {shown}: it is not UTF-8")
     if textual and msgspec.inspect.type_info(wanted).__class__ is msgspec.inspect.ListType:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
@@ -215,6 +217,15 @@ def _assign(config: Config, key: str, value: Any, source: str) -> None:
     except msgspec.ValidationError as error:
         raise ConfigError(f"configuration key {key!r} (from {source}) has invalid value {shown}: {error}") from error
     setattr(struct, name, converted)
+
+
+def _is_utf_8(text: str) -> bool:
+    """Whether it can be written: what the system gives as a path or variable may have other bytes in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def exposed_secrets(loaded: Loaded) -> list[str]:

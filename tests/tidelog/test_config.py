@@ -1,5 +1,6 @@
 """The configuration: sources, their order, and errors that help."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def test_an_unknown_section_suggests_where_the_key_lives() -> None:
 def test_a_value_out_of_range_or_of_a_wrong_type_is_refused_with_key_and_source(value: str) -> None:
     with pytest.raises(ConfigError, match=r"kafka\.port.*TIDELOG_KAFKA__PORT"):
         load(environment={"TIDELOG_KAFKA__PORT": value})
+
+
+def test_a_value_that_is_no_text_is_refused_with_key_and_source() -> None:
+    """The system gives names with other bytes as text that cannot be written, to a file or into an answer."""
+    with pytest.raises(ConfigError, match=r"node\.data_dir.*TIDELOG_NODE__DATA_DIR.*not UTF-8"):
+        load(environment={"TIDELOG_NODE__DATA_DIR": os.fsdecode(b"data-\xff")})
 
 
 def test_lists_come_from_commas() -> None:

@@ -116,6 +116,84 @@ async def test_a_disk_that_fails_at_every_start_ends_the_supervisor(tmp_path: Pa
     assert processes.starts[one.config.node.id] == supervisor.FUTILE_STARTS
 
 
+async def test_a_start_that_fails_in_a_way_that_nobody_expects_is_tried_again_and_ends_the_supervisor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended the watching of the process, and `tidelog up` went on without it, silently."""
+    one, starts = loaded(tmp_path), 0
+
+    async def launch(_loaded: Loaded, _parent: int) -> Process:
+        nonlocal starts
+        starts += 1
+        raise ValueError("nobody expects this")
+
+    async with asyncio.timeout(10.0):
+        assert await Supervisor([one], lambda _bootstrap: None, one, launch).run() == STORAGE_FAILED
+    assert starts == supervisor.FUTILE_STARTS
+    assert "cannot be started: ValueError: nobody expects this; restarting it" in capsys.readouterr().err
+
+
+class Unreadable(Process):
+    """A process whose output cannot be read."""
+
+    @property
+    async def stdout(self) -> AsyncIterator[bytes]:
+        if self.returncode is None:
+            raise RuntimeError("nobody expects this")
+        yield b""
+
+
+async def test_a_process_that_cannot_be_watched_is_killed_and_started_again(
+    tmp_path: Path, processes: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, unreadable = loaded(tmp_path), Unreadable()
+    processes.ends[one.config.node.id] = iter([RUNS])
+
+    async def launch(config: Loaded, parent: int) -> Process:
+        return await processes.launch(config, parent) if unreadable.signals else unreadable
+
+    ready = asyncio.Event()
+    above = Supervisor([one], lambda _bootstrap: ready.set(), one, launch)
+    running = asyncio.ensure_future(above.run())
+    async with asyncio.timeout(10.0):
+        await ready.wait()
+        above.stop()
+        assert await running == 0
+    assert unreadable.signals == [signal.SIGKILL]
+    assert "is killed, for it cannot be watched: RuntimeError: nobody expects this" in capsys.readouterr().err
+
+
+TALKATIVE = f"""
+import sys
+print("x" * 1_000_000)
+if sys.argv[1:]:
+    sys.exit(print('{supervisor.FAILED_PREFIX}{{"kind": "Conf') or 2)
+print("{supervisor.READY_PREFIX}127.0.0.1:1", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("fail",), 2)])
+async def test_a_real_process_may_print_what_it_likes(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    """A line that is longer than the buffer of the pipe, and an error of which only a part was told."""
+    one, ready = loaded(tmp_path), asyncio.Event()
+
+    async def launch(_loaded: Loaded, _parent: int) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", TALKATIVE, *arguments, stdin=pipe, stdout=pipe
+        )
+
+    above = Supervisor([one], lambda _bootstrap: ready.set(), one, launch)
+    running = asyncio.ensure_future(above.run())
+    async with asyncio.timeout(60.0):
+        if not arguments:
+            await ready.wait()
+            above.stop()
+        assert await running == code
+
+
 async def test_it_ends_also_when_the_process_had_been_ready_once(tmp_path: Path, processes: Processes) -> None:
     one = loaded(tmp_path)
     processes.ends[one.config.node.id] = repeat((STORAGE_FAILED, True))

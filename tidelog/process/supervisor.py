@@ -30,7 +30,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -103,6 +103,28 @@ def _say(text: str, err: bool = False) -> None:
     """Print a line. What reads it may be gone: processes are supervised all the same."""
     with contextlib.suppress(OSError):
         click.echo(text, err=err)
+
+
+async def _lines(output: AsyncIterable[bytes]) -> AsyncIterator[str]:
+    """Yield what a process prints. Of a line that is longer than the buffer of the pipe only a part comes."""
+    raw = aiter(output)
+    while True:
+        try:
+            line = await anext(raw)
+        except StopAsyncIteration:
+            return
+        except ValueError:  # it was too long: what was read of it is gone
+            continue
+        yield line.decode(errors="replace").rstrip()
+
+
+def _read_failure(text: str) -> dict[str, str | None]:
+    """Return the error that a process told; one that was killed meanwhile has told a part."""
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    return told if isinstance(told, dict) else {"error": text}
 
 
 def _settings(loaded: Loaded) -> BinaryIO:
@@ -407,27 +429,38 @@ class _Child:
             kafka.port = int(bootstrap.rpartition(":")[2])
 
     async def _run(self, stopping: asyncio.Event) -> tuple[int, bool]:
+        """Run the process once. Whatever fails here is this start's failure: nobody else would hear of it."""
         self._broker_stopped.clear()
         self.failure = {}
         self._process = None
         try:
-            self._process = process = await self._supervisor.launch(self._loaded, self._supervisor.pipe.read_end)
-        except OSError as error:  # no memory, process or descriptor is left; the next attempt may find one
-            self.failure = {"error": str(error)}
+            return await self._run_to_end(stopping)
+        except Exception as error:  # noqa: BLE001  # no memory, process or descriptor is left, or nobody knows what
+            text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            await self._kill_unwatched(text)
+            self.failure = {"error": text}
             return StorageFailed.exit_code, False
+
+    async def _kill_unwatched(self, why: str) -> None:
+        if self._process is not None:
+            _say(f"{self._name} is killed, for it cannot be watched: {why}", err=True)
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+
+    async def _run_to_end(self, stopping: asyncio.Event) -> tuple[int, bool]:
+        self._process = process = await self._supervisor.launch(self._loaded, self._supervisor.pipe.read_end)
         if stopping.is_set():
             process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
         ready = False
-        async for raw in process.stdout:
-            line = raw.decode(errors="replace").rstrip()
+        async for line in _lines(process.stdout):
             if line == STOPPED_LINE:
                 self._broker_stopped.set()
             elif line.startswith((READY_PREFIX, READY_CONTROLLER_PREFIX)):
                 ready = True
                 self._became_ready(line)
             elif line.startswith(FAILED_PREFIX):
-                self.failure = json.loads(line.removeprefix(FAILED_PREFIX))
+                self.failure = _read_failure(line.removeprefix(FAILED_PREFIX))
             else:
                 _say(line)
         return await process.wait(), ready
