@@ -17,6 +17,7 @@ from tests.support.cluster_process import eventually
 from tests.support.compose import Document, bootstrap, compose, configuration, healthy, node
 from tests.support.s3_servers import ROOT, S3Server, new_bucket
 from tidelog.chaos.ports import free_port
+from tidelog.cli.subcommands.serve import STOP_GRACE_S
 
 pytestmark = pytest.mark.processes
 
@@ -81,7 +82,7 @@ def test_nodes_wait_for_the_server_and_the_secret_and_have_time_to_drain(kind: s
             "secret": {"condition": "service_completed_successfully"},
         }
         grace_s = int(services[name]["stop_grace_period"].removesuffix("s"))
-        assert grace_s * 1000 >= config.node.drain_timeout_ms + config.node.shutdown_timeout_ms
+        assert grace_s >= STOP_GRACE_S + (config.node.drain_timeout_ms + config.node.shutdown_timeout_ms) / 1000
     assert "healthcheck" in server
     mounted = {each.split(":")[0] for service in services.values() for each in service.get("volumes", ())}
     assert mounted == set(document["volumes"])

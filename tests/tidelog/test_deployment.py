@@ -33,6 +33,7 @@ from tests.support.ports import free_port
 from tests.support.s3_servers import ROOT, S3Server, new_bucket
 from tests.support.tidelog_process import READY_PREFIX
 from tidelog.cli.main import EXIT_CODES, cli
+from tidelog.cli.subcommands.serve import STOP_GRACE_S
 from tidelog.config import Config, load, parse_set
 
 pytestmark = pytest.mark.processes
@@ -165,7 +166,7 @@ def test_containers_have_no_more_rights_than_they_need(path: Path) -> None:
         assert service["security_opt"] == ["no-new-privileges:true"]
         config = configuration(service)
         grace_s = int(service["stop_grace_period"].removesuffix("s"))
-        assert grace_s * 1000 >= config.node.drain_timeout_ms + config.node.shutdown_timeout_ms
+        assert grace_s >= STOP_GRACE_S + (config.node.drain_timeout_ms + config.node.shutdown_timeout_ms) / 1000
         context = (path.parent / service["build"]["context"]).resolve()
         assert context == ROOT and (context / service["build"]["dockerfile"]).is_file()
     mounted = {each.split(":")[0] for service in document["services"].values() for each in service.get("volumes", ())}

@@ -105,6 +105,20 @@ def test_a_process_that_can_stop_does_so_by_itself(
     assert process.returncode == 0
 
 
+def test_a_process_whose_lines_nobody_reads_any_more_stops_as_others_do(
+    tmp_path: Path, running: list[subprocess.Popen[str]]
+) -> None:
+    process = launch(tmp_path / "data", "clean", DEADLINE_S)
+    running.append(process)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGINT)
+    errors = process.stderr.read()
+    assert process.wait(DEADLINE_S) == 0, errors
+    assert " stopped node=" in errors and "Broken pipe" not in errors
+
+
 def test_a_process_whose_directory_is_gone_ends(tmp_path: Path, running: list[subprocess.Popen[str]]) -> None:
     process = launch(tmp_path / "data", "clean", 10.0)
     running.append(process)

@@ -137,7 +137,7 @@ async def _serve(
         at_once.set()
         if starting.done():
             await process.stop_broker()
-        click.echo(STOPPED_LINE)
+        _tell(STOPPED_LINE)
 
     def broker_only() -> None:
         parts.append(loop.create_task(stop_broker()))
@@ -164,8 +164,10 @@ async def _serve(
         end_within(limit_s, f"its failure ({error})")
         raise
     finally:
-        await asyncio.gather(*parts)
-        await process.stop()
+        try:
+            await asyncio.gather(*parts)
+        finally:
+            await process.stop()
         is_stopped = stopping.is_set()
         stop.cancel()
         await tasks.close()
@@ -184,8 +186,14 @@ async def _until_over(
     starting.result()
     memory.give_back()
     tasks.spawn(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes), "collect")
-    click.echo(f"ready {process.ready_line}")
+    _tell(f"ready {process.ready_line}")
     return await process.run_until(stop)
+
+
+def _tell(line: str) -> None:
+    """Print a line, unless whoever has read them is gone: that is no reason to end, nor to end without a hand-over."""
+    with contextlib.suppress(OSError):
+        click.echo(line)
 
 
 async def _drain(process: NodeProcess, at_once: asyncio.Event) -> None:
