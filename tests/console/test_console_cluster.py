@@ -16,13 +16,13 @@ from urllib.parse import quote, urlsplit
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from crc32c import crc32c
 
 from tests.support import schema
 from tests.support.cli import Cli
 from tests.support.http_calls import HttpCalls
 from tests.support.kafka_client import KafkaClient
-from tidelog.batch.batch import HEADER_BYTES, Record, build_batch
+from tests.support.raw_produce import UNREADABLE, write_batch
+from tidelog.batch.batch import build_batch
 from tidelog.cli.client import ClusterConnection
 from tidelog.console.guard import HEADER
 from tidelog.controller.rpc.secret import admin_token, read_secret, write_secret
@@ -174,20 +174,7 @@ def test_headers_without_readable_names_hide_no_record(broker: tuple[LocalBroker
     """Kafka's protocol has any bytes there, and librdkafka and Go write them."""
     started = broker[0]
     started.create_topic("named", partitions=1)
-    batch = bytearray(build_batch([Record(0, 1_000, b"k", b"v", (("\x01\x02", b"h"),))]))
-    at = batch.index(b"\x01\x02", HEADER_BYTES)
-    batch[at : at + 2] = b"\xff\xfe"
-    batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
-
-    async def write() -> Any:
-        host, _, port = started.bootstrap.partition(":")
-        make = schema.request(0, 9).make
-        data = (make("PartitionProduceData", index=0, records=bytes(batch)),)
-        topics = (make("TopicProduceData", name="named", partition_data=data),)
-        async with KafkaClient(host, int(port)) as client:
-            return await client.send(0, 9, transactional_id=None, acks=-1, timeout=10_000, topic_data=topics)
-
-    assert asyncio.run(write()).responses[0].partition_responses[0].error_code == 0
+    write_batch(started.bootstrap, "named", build_batch([UNREADABLE]))
     lines = browser.call("GET", "records?topic=named&start=beginning")
     start, record, end = [line for line in lines if line["event"] != "progress"]
     assert (start["event"], record["value"]["text"], end["reason"]) == ("start", "v", "end")

@@ -11,9 +11,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.browser import Browser
 from tests.support.console_world import HOSTILE, HOSTILE_GROUP, ConsoleWorld, console_world
+from tests.support.raw_produce import UNREADABLE, write_batch
+from tidelog.batch.batch import build_batch
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 
@@ -113,6 +116,25 @@ def test_a_live_tail_shows_new_records_until_it_is_stopped(browser: tuple[Browse
     opened.wait("document.querySelectorAll('.record').length > 20", "new records come", 60)
     opened.run("[...document.querySelectorAll('button')].find((each) => each.innerText === 'Stop').click()")
     opened.wait("/^Stopped/.test(document.querySelector('p[role=status]').innerText)", "the tail has stopped")
+
+
+def test_a_live_tail_shows_what_ends_it_and_records_with_unreadable_headers(
+    browser: tuple[Browser, ConsoleWorld], request: pytest.FixtureRequest
+) -> None:
+    opened, world = browser
+    topic = f"passing-{request.node.callspec.id}"
+    bootstrap = world.cluster.bootstrap
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
+    write_batch(bootstrap, topic, build_batch([UNREADABLE]))
+    opened.run("location.hash = arguments[0]", f"#/records?topic={topic}&start=beginning")
+    opened.wait("/the name of one is no UTF-8/.test(document.querySelector('.record')?.innerText)", "it is shown", 60)
+    opened.run("location.hash = arguments[0]", f"#/records?topic={topic}&start=follow")
+    opened.wait("/Stop/.test(document.querySelector('main').innerText)", "the tail has begun", 60)
+    admin.delete_topics([topic])[topic].result(60)
+    opened.wait("document.querySelector('[role=alert]')", "the error is shown", 60)
+    assert topic in opened.run("return document.querySelector('[role=alert]').innerText")
+    assert opened.axe() == []
 
 
 def test_a_record_leads_to_the_way_that_it_went(browser: tuple[Browser, ConsoleWorld]) -> None:
