@@ -22,12 +22,13 @@ def write_batch(bootstrap: str, topic: str, batch: bytes) -> None:
     """Write one batch to partition 0 of a topic, at its leader."""
     metadata = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=60)
     leader = metadata.brokers[metadata.topics[topic].partitions[0].leader]
+    host = str(leader.host)
 
     async def write() -> Any:
         make = schema.request(0, 9).make
         data = (make("PartitionProduceData", index=0, records=batch),)
         topics = (make("TopicProduceData", name=topic, partition_data=data),)
-        async with KafkaClient(leader.host, leader.port) as client:
+        async with KafkaClient(host, leader.port) as client:
             return await client.send(0, 9, transactional_id=None, acks=-1, timeout=10_000, topic_data=topics)
 
     assert asyncio.run(write()).responses[0].partition_responses[0].error_code == 0
