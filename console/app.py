@@ -42,6 +42,7 @@ from tidelog.console.schemas import SchemaRegistry
 from tidelog.console.sessions import Sessions
 from tidelog.runtime.clock import Clock, SystemClock
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
+from tidelog.runtime.msgpack import DECODE_ERRORS
 from tidelog.runtime.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -328,7 +329,7 @@ async def _body(request: web.Request, kind: type[T]) -> T:
             raise InvalidInput(f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", hint="use `tidelog produce`")
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise InvalidInput(f"the body is not as expected: {error}") from None
 
 

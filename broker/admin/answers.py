@@ -1,17 +1,21 @@
-"""Helpers of the admin HTTP handlers: JSON responses, streamed JSON lines, and query parameters.
+"""Helpers of the admin HTTP handlers: JSON responses, streamed JSON lines, bodies, and query parameters.
 
-Entry: `json_answer`, `status_of`, `write_line`, `number`, `flag`.
+Entry: `json_answer`, `status_of`, `write_line`, `parsed`, `number`, `flag`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
+from tidelog.runtime.msgpack import DECODE_ERRORS
+
+T = TypeVar("T")
 
 TAKE_S = 60.0
 """A client that does not read a line within this time is disconnected."""
@@ -37,6 +41,14 @@ async def write_line(response: web.StreamResponse, line: dict[str, Any]) -> None
     """Write one line of JSON. Raises `TimeoutError` if the client does not read for `TAKE_S`."""
     async with asyncio.timeout(TAKE_S):
         await response.write(json.dumps(line).encode() + b"\n")
+
+
+def parsed(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
+    """Decode the body of a request. Raises `InvalidInput`, which begins with `the body` and `what` that is wrong."""
+    try:
+        return decoder.decode(body)
+    except DECODE_ERRORS as error:
+        raise InvalidInput(f"the body {what}: {error}") from None
 
 
 def number(request: web.Request, name: str, default: int, low: int, high: int) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from tidelog.broker.admin.answers import json_answer
+from tidelog.broker.admin.answers import json_answer, parsed
 from tidelog.broker.partitions.move_table import MovePhase
 from tidelog.controller.model.commands import MAX_MOVES_PER_COMMAND, PartitionMove
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionRecord
@@ -42,6 +42,9 @@ class _WantedMove(msgspec.Struct):
 
 class _MoveBody(msgspec.Struct):
     moves: list[_WantedMove]
+
+
+_bodies = msgspec.json.Decoder(_MoveBody)
 
 
 class MoveRoutes:
@@ -89,10 +92,7 @@ class MoveRoutes:
         return max((each["latency_sum_s"] / each["count"] * 1000 for each in figures), default=0.0)
 
     async def _place(self, request: web.Request) -> web.Response:
-        try:
-            wanted = msgspec.json.decode(await request.read(), type=_MoveBody).moves
-        except msgspec.MsgspecError as error:
-            raise InvalidInput(f"the body is not a list of moves: {error}") from None
+        wanted = parsed(_bodies, await request.read(), "is not a list of moves").moves
         if not 0 < len(wanted) <= MAX_MOVES_PER_COMMAND:
             raise InvalidInput(f"1 to {MAX_MOVES_PER_COMMAND} moves are accepted per request, not {len(wanted)}")
         errors: list[TidelogError | None] = [None] * len(wanted)

@@ -26,7 +26,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from tidelog.broker.admin.answers import flag, json_answer, number
+from tidelog.broker.admin.answers import flag, json_answer, number, parsed
 from tidelog.broker.objects.compaction_view import facts_of, wanted_tasks
 from tidelog.runtime.errors import InvalidInput, Unavailable
 from tidelog.storage.commits import CompactionRefused, NewObject, pack_ranges
@@ -107,10 +107,7 @@ class OutsideCompactionRoutes:
             target_bytes=number(request, "target_bytes", own.target_bytes, MIN_TARGET_BYTES, MAX_TARGET_BYTES),
             max_objects=number(request, "max_objects", own.max_objects, 2, MAX_IDS),
         )
-        try:
-            asked = _plan_questions.decode(await _body(request) or b"{}")
-        except msgspec.DecodeError as error:
-            raise InvalidInput(f"the body is no question about tasks: {error}") from error
+        asked = parsed(_plan_questions, await _body(request) or b"{}", "is no question about tasks")
         wanted = wanted_tasks(self._image(), request.query.getall("topic", []))
         async with self._planning:
             tasks = await self._compactor.plan(eager=True, wanted=wanted, settings=settings, excluded=asked.excluded)
@@ -134,10 +131,7 @@ class OutsideCompactionRoutes:
         )
 
     async def _task(self, request: web.Request) -> web.Response:
-        try:
-            question = _task_questions.decode(await request.read())
-        except msgspec.DecodeError as error:
-            raise InvalidInput(f"the body names no inputs of a task: {error}") from error
+        question = parsed(_task_questions, await request.read(), "names no inputs of a task")
         if flag(request, "current"):
             await self._outside.catch_up()
         image = self._image()
@@ -159,10 +153,7 @@ class OutsideCompactionRoutes:
         return json_answer({"first": await self._outside.prepare(count, ttl_ms), "count": count})
 
     async def _commit(self, request: web.Request) -> web.Response:
-        try:
-            told = _commit_requests.decode(await _body(request))
-        except msgspec.DecodeError as error:
-            raise InvalidInput(f"the body is no compaction: {error}") from error
+        told = parsed(_commit_requests, await _body(request), "is no compaction")
         outputs = [NewObject(one.id, one.kind, one.size, pack_ranges(one.ranges)) for one in told.outputs]
         try:
             await self._outside.commit(told.cluster_id, told.inputs, outputs)

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from tidelog.broker.admin.answers import flag, integer, json_answer, number
+from tidelog.broker.admin.answers import flag, integer, json_answer, number, parsed
 from tidelog.broker.objects.manifest_writer import MAX_MANIFEST_SLICES, ManifestWriter
 from tidelog.controller.image.lookup import MAX_SLICES, OffsetRange, look_up
 from tidelog.controller.model.leases import MAX_TTL_MS, MIN_TTL_MS, LeaseRecord
-from tidelog.runtime.errors import InvalidInput, Unavailable
+from tidelog.runtime.errors import Unavailable
 
 if TYPE_CHECKING:
     from tidelog.controller.client.client import ControllerClient
@@ -145,10 +145,7 @@ class ReadingRoutes:
 
     async def _question(self, request: web.Request) -> _SlicesQuestion:
         """Read the question, and wait for its version. Raises `InvalidInput`, `Unavailable`."""
-        try:
-            question = _questions.decode(await request.read())
-        except msgspec.DecodeError as error:
-            raise InvalidInput(f"the body is not a question about slices: {error}") from error
+        question = parsed(_questions, await request.read(), "is not a question about slices")
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._controller.wait_version(question.version)

@@ -200,8 +200,14 @@ class Metrics(Collector):
     # --- export --------------------------------------------------------------------------------------------------
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return body and content type of a scrape, in the format selected by the `Accept` header."""
-        encode, content_type = choose_encoder(accept)
+        """Return body and content type of a scrape, in the format selected by the `Accept` header.
+
+        A header that does not parse selects the text format.
+        """
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # of a version that is none
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:

@@ -167,6 +167,9 @@ async def test_metrics_are_served_in_the_format_asked_for() -> None:
             assert "tidelog_connections 1.0" in await response.text()
         async with session.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as response:
             assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        for wrong in ("application/openmetrics-text;version=x.y", "text/plain;version=x;escaping=zz"):
+            async with session.get("/metrics", headers={"Accept": wrong}) as response:
+                assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
 
 
 async def test_status_tells_the_cluster_as_this_node_sees_it() -> None:

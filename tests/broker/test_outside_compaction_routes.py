@@ -132,7 +132,7 @@ async def test_what_is_no_request_says_what_is_wrong_and_changes_nothing() -> No
             await ask(session, path, 400)
         await ask(session, "/compaction/tasks?topic=nothing", 404)
         for path in ("/compaction/tasks", "/compaction/task", "/compaction/commit"):
-            for body in (b"{", b"[]", b'{"inputs": "x"}', b'{"inputs": [-1]}', b'{"more": 1}'):
+            for body in (b"{", b"[]", b'{"inputs": "x"}', b'{"inputs": [-1]}', b'{"more": 1}', b'{"inputs": "\xff"}'):
                 await ask(session, path, 400, data=body)
         for inputs in ([], list(range(1_025))):
             await ask(session, "/compaction/task", 400, json={"inputs": inputs})

@@ -155,6 +155,7 @@ async def test_an_answer_waits_for_metadata_that_the_reader_has_seen_elsewhere(
     [
         (b"", "not a question"),
         (b"[]", "not a question"),
+        (b'{"ranges": [{"topic": "\xff"', "not a question"),
         (b'{"ranges": []}', "1 to 1000 ranges"),
         (b'{"ranges": [{"topic": "t", "partition": 0, "begin": 3}]}', "begin"),
         (b'{"ranges": [{"topic": "t", "partition": 0}], "limit": 0}', "limit is 0"),
