@@ -276,7 +276,7 @@ MUTATIONS_IN_CONTROLLER = [
             ),
         ),
         ("liveness",),
-        (),
+        ("members", "wipe", "leader"),
     ),
     Mutation(
         "level-ignored-when-applied",
