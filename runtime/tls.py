@@ -122,6 +122,7 @@ class MutualTls:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
+        self.is_key_exposed = _is_open_to_others(self.files.key_file)
         versions = _versions(self.files)
         if versions == self._seen:
             return
@@ -133,7 +134,6 @@ class MutualTls:
             logger.error("changed files for TLS cannot be used", extra={"error": str(error)})
             return
         self._problem = ""
-        self.is_key_exposed = _is_open_to_others(self.files.key_file)
         logger.info("the files for TLS have changed, and are used from now on", extra=_names(self.files))
 
 

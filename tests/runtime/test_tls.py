@@ -110,9 +110,13 @@ def test_a_key_that_others_can_read_is_a_problem(authority: Authority, caplog: p
     files = authority.issue("one")
     files.key_file.chmod(0o644)
     with caplog.at_level(logging.WARNING):
-        tls = MutualTls(files, HandClock())
+        tls = MutualTls(files, clock := HandClock())
     assert "can be read by other users" in caplog.text
     assert [each for each in tls.problems() if "chmod 600" in each]
+    for mode in (0o600, 0o640):
+        files.key_file.chmod(mode)
+        clock.now += 2
+        assert bool(tls.problems()) == bool(mode & 0o077)
 
 
 def test_a_certificate_that_ends_soon_is_a_problem(authority: Authority) -> None:
