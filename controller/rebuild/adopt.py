@@ -21,6 +21,7 @@ from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.machine.wal_notes import record_loss
 from tidelog.controller.model.bucket_state import GENERATION_ROW
+from tidelog.controller.model.levels import LEASES_LEVEL
 from tidelog.controller.model.records import (
     NO_BROKER,
     NO_RANGES,
@@ -45,6 +46,7 @@ INDEX_STEP = 1 << 20
 OBJECT_STEP = 1 << 32
 STREAM_STEP = 1 << 20
 PRODUCER_STEP = 1 << 30
+LEASE_STEP = 1 << 20
 TIME_STREAM = 2
 """The time stream's place among the streams of a partition."""
 LOST = "the cluster was rebuilt from its bucket"
@@ -266,4 +268,6 @@ def _advance(tables: Tables, adoption: Adoption) -> None:
     tables.kv.put(GENERATION_ROW, b"%d" % adoption.generation)
     row = tables.cluster.get("")
     assert row is not None  # a state is written by an active controller
+    if row.level >= LEASES_LEVEL:  # a reader of the old cluster goes on renewing the id that it was given
+        ahead("lease", 1, LEASE_STEP)
     tables.cluster.put("", msgspec.structs.replace(row, controllers=()))

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controller.controller_helpers import TOPIC, Driver, make_node, new_object
+from tidelog.controller.machine.leases import renew_lease, take_lease
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, generation_of, state_key
+from tidelog.controller.model.leases import LeaseOver, LeaseRecord, RenewLease, TakeLease
 from tidelog.controller.model.records import ObjectState, StreamState
 from tidelog.controller.model.wal_notes import WalNote, losses_in
 from tidelog.controller.rebuild.adopt import EPOCH_STEP, OBJECT_STEP, Adoption, adopt
@@ -186,6 +188,23 @@ def test_the_new_state_continues_its_streams_and_gives_out_nothing_twice() -> No
     assert again.dump() == state.dump()
     assert again.tables.index.live_slices == tables.index.live_slices
     assert again.tables.index.slices == tables.index.slices
+
+
+@pytest.mark.parametrize("had_leases", [False, True])
+def test_a_lease_that_the_old_cluster_gave_after_the_state_is_nobody_elses(had_leases: bool) -> None:
+    driver, (_, object_id) = lost_cluster()
+    take = TakeLease("a reader", 60_000, 60_000)
+    if had_leases:
+        driver.run(take)
+    old = ControllerState()
+    old.load(driver.state.dump())
+    later = driver.run(take, LeaseRecord)
+    listed = {object_id: 100}
+    state = adopt(old, make_plan(old.tables, listed, []), Adoption([1, 2], 2, object_id, 5_000))
+    assert take_lease(state.tables, take).id > later.id
+    state.tables.commit()
+    with pytest.raises(LeaseOver):
+        renew_lease(state.tables, RenewLease(later.id, 60_000))
 
 
 def test_partitions_of_a_broker_that_is_no_more_get_another_owner_and_a_larger_epoch() -> None:
