@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver, until
+from tests.support.cli import Cli
 from tidelog.controller.model import commands as c
-from tidelog.controller.model.bucket_state import BucketState, encode_state, state_key
+from tidelog.controller.model.bucket_state import BucketState, encode_state, owner_key, state_key
+from tidelog.controller.rebuild.source import claim
 from tidelog.process.backup import BackupReport, back_up, restore
+from tidelog.process.data_dir import UP_LOCK_FILE, WrongDataDirectory, lock_file
+from tidelog.process.rebuild import UNFINISHED_FILE
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
 from tidelog.storage.bucket.local import LocalObjectStore
@@ -215,15 +220,81 @@ async def test_a_cluster_is_restored_only_where_it_is_not(tmp_path: Path) -> Non
     await back_up(source, backup, CLUSTER, CLOCK, kept=1)
     assert (await restore(backup, new, CLUSTER)).copied == 1
     assert {key, state} == await keys(new, "")
-    with pytest.raises(InvalidInput, match="already holds"):
-        await restore(backup, new, CLUSTER)
     with pytest.raises(InvalidInput, match="not a backup"):
         await back_up(source, new, CLUSTER, CLOCK, kept=1)
+    await new.put(owner_key(CLUSTER), [b"a controller is active"])
+    with pytest.raises(InvalidInput, match="already holds"):
+        await restore(backup, new, CLUSTER)
+    with pytest.raises(InvalidInput, match="already holds"):
+        await restore(backup, backup, CLUSTER)
     await backup.delete([key])
     with pytest.raises(CorruptData, match="lacks object"):
         await restore(backup, LocalObjectStore(tmp_path / "other"), CLUSTER)
     for store in (backup, new):
         await store.close()
+
+
+async def test_a_restore_that_was_cut_off_at_its_end_goes_on_also_with_a_newer_backup(tmp_path: Path) -> None:
+    source = Bucket()
+    backup, new = LocalObjectStore(tmp_path / "backup"), LocalObjectStore(tmp_path / "new")
+    first = await source.upload()
+    await source.write_state()
+    await back_up(source, backup, CLUSTER, CLOCK, kept=1)
+    await restore(backup, new, CLUSTER)
+    assert (await restore(backup, new, CLUSTER)).copied == 0
+    await claim(new, CLUSTER, 2, "by this restore, or by another one")
+    with pytest.raises(InvalidInput, match="claim-00000002"):
+        await restore(backup, new, CLUSTER)
+    second = await source.upload()
+    newest = await source.write_state()
+    await back_up(source, backup, CLUSTER, CLOCK, kept=1)
+    assert (await restore(backup, new, CLUSTER, had_claimed=True)).copied == 1
+    assert {first, second, newest} <= await keys(new, "")
+    older = LocalObjectStore(tmp_path / "older")
+    source.driver = Bucket().driver
+    await source.write_state()
+    await source.delete([newest])
+    await back_up(source, older, CLUSTER, CLOCK, kept=1)
+    with pytest.raises(InvalidInput, match="already holds"):
+        await restore(older, new, CLUSTER, had_claimed=True)
+    for store in (backup, new, older):
+        await store.close()
+
+
+async def test_a_restore_takes_nothing_from_a_cluster_that_started_there_meanwhile(tmp_path: Path) -> None:
+    backup, new = Bucket(), LocalObjectStore(tmp_path / "new")
+    key = await backup.upload()
+    await backup.write_state()
+    let_go = backup.hold(key)
+    slow: Copying = asyncio.create_task(restore(backup, new, CLUSTER))
+    await until(lambda: key in backup.asked)
+    await new.put(owner_key(CLUSTER), [b"a controller is active"])
+    let_go.set()
+    with pytest.raises(InvalidInput, match="already holds"):
+        await slow
+    assert not await keys(new, "/state-")
+    await new.close()
+
+
+@pytest.mark.processes
+async def test_a_restore_that_could_not_write_the_data_directory_goes_on_as_it_says(tmp_path: Path) -> None:
+    source, place, new = Bucket(), tmp_path / "backup", tmp_path / "new"
+    backup = LocalObjectStore(place)
+    await source.upload()
+    await source.write_state()
+    await back_up(source, backup, CLUSTER, CLOCK, kept=1)
+    await backup.close()
+    command = ("cluster", "restore", "--from", place, "--data-dir", new, "--yes")
+    lock = lock_file(new, UP_LOCK_FILE)
+    try:
+        await asyncio.to_thread(Cli(), *command, code=WrongDataDirectory.exit_code)
+    finally:
+        os.close(lock)
+    (new / UNFINISHED_FILE).touch()
+    await claim(there := LocalObjectStore(new / "bucket"), CLUSTER, 2, "and then it was killed")
+    await there.close()
+    await asyncio.to_thread(Cli(), *command)
+    assert (new / "controller").is_dir() and not (new / UNFINISHED_FILE).exists()
 
 
 async def test_objects_without_metadata_are_no_place_for_a_backup(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tidelog.controller.model.bucket_state import (
     decode_state,
     encode_state,
     metadata_prefix,
+    parse_claim_key,
     parse_state_key,
     state_key,
 )
@@ -110,26 +111,47 @@ async def back_up(
 
 
 async def restore(
-    backup: ObjectStore, target: ObjectStore, cluster_id: str, progress: Progress = lambda done, total: None
+    backup: ObjectStore,
+    target: ObjectStore,
+    cluster_id: str,
+    progress: Progress = lambda done, total: None,
+    *,
+    had_claimed: bool = False,
 ) -> BackupReport:
     """Copy the newest state of a backup and its objects to a bucket without that cluster. May be repeated if cut off.
 
+    `had_claimed`: an attempt that was cut off may have claimed the bucket; its data directory is not finished.
     Raises `NotFound`, `InvalidInput` if the target holds metadata of the cluster, `CorruptData`, `Unavailable`.
     """
-    async for info in target.list(metadata_prefix(cluster_id)):
-        raise InvalidInput(
-            f"{target.url} already holds cluster {cluster_id}: {info.key}",
-            hint="restore into another bucket or prefix; `tidelog cluster rebuild` uses what is in this one",
-        )
     copy = _Copy(backup, target, cluster_id, progress)
     await copy.look()
     base = await _newest(backup, cluster_id)
+    await _refuse_cluster(target, base, had_claimed=had_claimed)
     objects = _named(base)
     gone = await copy.copy(objects)
     if gone:
         raise CorruptData(f"the backup {backup.url} lacks object {object_key(cluster_id, min(gone))}")
+    await _refuse_cluster(target, base, had_claimed=had_claimed)  # another restore may have ended meanwhile
     await copy.finish(base)
     return copy.report(base, objects, 0)
+
+
+async def _refuse_cluster(target: ObjectStore, base: BucketState, *, had_claimed: bool) -> None:
+    """Refuse a target that is a cluster's, or a backup; but not one with what a restore has left that was cut off.
+
+    That is a state of the backup, and `had_claimed` a claim: a cluster's own first object there is its sign of life.
+    Raises `InvalidInput`.
+    """
+    async for info in target.list(metadata_prefix(base.cluster_id)):
+        name = parse_state_key(info.key)
+        if name is not None and name <= (base.generation, base.index):
+            continue
+        if had_claimed and parse_claim_key(info.key) is not None:
+            continue
+        raise InvalidInput(
+            f"{target.url} already holds cluster {base.cluster_id}: {info.key}",
+            hint="restore into another bucket or prefix; `tidelog cluster rebuild` uses what is in this one",
+        )
 
 
 async def _mark(target: ObjectStore, cluster_id: str) -> None:

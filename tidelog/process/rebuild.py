@@ -238,7 +238,7 @@ def _living_owner(config: Config, content: BucketContent, now_ms: int) -> str:
 def check_directory(config: Config) -> None:
     """Refuse a directory that holds a cluster. Raises `WrongDataDirectory`."""
     directory = Path(config.node.data_dir)
-    if (directory / UNFINISHED_FILE).exists():
+    if is_unfinished(directory):
         return  # of an earlier attempt, which `carry_out` removes
     for name in (IDENTITY_FILE, cluster_layout.LAYOUT_FILE, "controller", "wal"):
         if (directory / name).exists():
@@ -277,7 +277,7 @@ async def carry_out(loaded: Loaded, store: ObjectStore, prepared: Prepared, *, t
 
 def _start_over(directory: Path) -> None:
     """Remove what an interrupted rebuild has left, and mark the directory."""
-    if (directory / UNFINISHED_FILE).exists():
+    if is_unfinished(directory):
         for name in (cluster_layout.LAYOUT_FILE, cluster_layout.SECRET_FILE):
             (directory / name).unlink(missing_ok=True)
         for folder in (directory / "controller", *directory.glob("node-*")):
@@ -297,9 +297,15 @@ def _write(state: ControllerState, nodes: Sequence[Loaded], brokers: list[int]) 
     write_directories(state, directories, members, random.SystemRandom().random)
 
 
+def is_unfinished(data_dir: Path) -> bool:
+    """Return whether a rebuild, or a restore, of the directory was cut off, perhaps after it had claimed the bucket."""
+    return (data_dir / UNFINISHED_FILE).exists()
+
+
 def check_finished(data_dir: Path) -> None:
     """Refuse to start over a directory that a rebuild has not finished. Raises `WrongDataDirectory`."""
-    if (data_dir / UNFINISHED_FILE).exists():
+    if is_unfinished(data_dir):
         raise WrongDataDirectory(
-            f"the rebuild of {data_dir} was interrupted", hint="run `tidelog cluster rebuild` again, which starts over"
+            f"the rebuild of {data_dir} was interrupted",
+            hint="run `tidelog cluster rebuild`, or `restore`, again: it starts over",
         )

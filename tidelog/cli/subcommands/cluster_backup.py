@@ -182,13 +182,14 @@ async def _restore(
     loaded: Loaded, brokers: int, cluster_id: str, other: _Other, style: str, *, dry_run: bool, yes: bool
 ) -> RebuildReport:
     from tidelog.process import backup as copies
-    from tidelog.process.rebuild import carry_out, check_directory, prepare
+    from tidelog.process.rebuild import carry_out, check_directory, is_unfinished, prepare
     from tidelog.runtime.clock import SystemClock
     from tidelog.storage.bucket.open import open_store
     from tidelog.storage.bucket.purpose import Purpose
 
     config, clock = loaded.config, SystemClock()
     check_directory(config)
+    had_claimed = is_unfinished(Path(config.node.data_dir))
     other.require()
     backup_store = other.open(config.s3)
     try:
@@ -207,7 +208,7 @@ async def _restore(
             await store.probe()
             target = store.for_purpose(Purpose.METADATA)
             with ProgressBar("copying") as progress:
-                await copies.restore(source, target, report.cluster_id, progress.update)
+                await copies.restore(source, target, report.cluster_id, progress.update, had_claimed=had_claimed)
             with ProgressBar("reading", unit="objects") as progress:
                 cluster, told = report.cluster_id, progress.update
                 prepared = await prepare(config, target, brokers, cluster, told, of_backup=True)
