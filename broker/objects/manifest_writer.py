@@ -15,7 +15,6 @@ Entry: `ManifestWriter`.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 MAX_MANIFEST_SLICES = 200_000
 """Slices of one manifest: some 5 MB. The answer says where the next one begins."""
 MAX_PER_LEASE = 100
-"""Manifests that this broker writes for one lease: its reader cannot fill the bucket."""
+"""Manifests that this broker writes for one version of a lease: its reader cannot fill the bucket."""
 TTL_MS = 30_000
 """For how long an id is prepared. If its lease ends sooner, the manifest is kept for so long."""
 WRITE_S = 20.0
@@ -83,7 +82,8 @@ class ManifestWriter:
         self._clock = clock
         self._offload = offload
         self._turn = asyncio.Lock()
-        self._per_lease: Counter[int] = Counter()
+        self._per_lease: dict[int, tuple[int, int]] = {}
+        """The version that a lease held when its last manifest was written, and how many were written for that."""
 
     async def write(
         self, lease_id: int, ranges: Sequence[OffsetRange], limit: int, *, reads_shared: bool = False
@@ -119,13 +119,18 @@ class ManifestWriter:
         leases = self._image().leases
         for gone in [each for each in self._per_lease if each not in leases]:
             del self._per_lease[gone]
-        if lease_id not in leases:
+        lease = leases.get(lease_id)
+        if lease is None:
             raise LeaseOver(f"there is no lease {lease_id}", hint="take a lease first: it keeps the manifest")
-        if self._per_lease[lease_id] >= MAX_PER_LEASE:
+        version, written = self._per_lease.get(lease_id, (0, 0))
+        if version < lease.version:
+            written = 0  # the lease has moved on, and keeps the older ones no longer
+        if written >= MAX_PER_LEASE:
             raise Overloaded(
-                f"this broker wrote {MAX_PER_LEASE} manifests for lease {lease_id}", hint="take another lease"
+                f"this broker wrote {MAX_PER_LEASE} manifests for version {lease.version} of lease {lease_id}",
+                hint="move the lease on to a newer version, or take another lease",
             )
-        self._per_lease[lease_id] += 1
+        self._per_lease[lease_id] = (lease.version, written + 1)
 
     async def _write(self, ranges: Sequence[OffsetRange], limit: int, *, reads_shared: bool) -> WrittenManifest:
         pages = ManifestPages()

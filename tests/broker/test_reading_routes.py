@@ -308,6 +308,21 @@ async def test_the_manifests_of_a_lease_are_bounded(monkeypatch: pytest.MonkeyPa
             assert "take another lease" in refused["hint"]
 
 
+async def test_a_lease_that_moves_on_may_have_manifests_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_writer, "MAX_PER_LEASE", 2)
+    async with serving() as (world, session):
+        await world.fill()
+        lease = await ask(session, "POST", "/leases?holder=a%20query%20that%20runs%20for%20months")
+        for batch in range(3):
+            assert batch == 0 or lease["version"] < world.image.version
+            renewed = f"/leases/renew?id={lease['id']}&version={world.image.version}"
+            lease = await ask(session, "POST", renewed)
+            for _ in range(2):
+                await ask(session, "POST", f"/manifests?lease={lease['id']}", json=ALL)
+        refused = await ask(session, "POST", f"/manifests?lease={lease['id']}", 503, json=ALL)
+        assert "move the lease on" in refused["hint"]
+
+
 async def test_a_range_that_is_trimmed_between_two_pages_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_writer, "PAGE_SLICES", 2)
     async with serving() as (world, session):
