@@ -24,7 +24,7 @@ from tidelog.stream.stream import Stream
 MIN_GARBAGE = 64
 """With fewer garbage entries the stream is not rewritten."""
 _READ_BYTES = 1 << 20
-_REWRITE_BYTES = 1 << 20
+REWRITE_BYTES = 1 << 20
 """A rewrite is split into appends of about this size."""
 _VERSION = b"\x01"
 
@@ -112,7 +112,7 @@ class MetaStream:
         """
         chunk: dict[str, bytes | None] = {}
         size = taken = 0
-        while taken < len(keys) and size < _REWRITE_BYTES:
+        while taken < len(keys) and size < REWRITE_BYTES:
             taken += 1
             key = keys[-taken]
             value = self._live.get(key)

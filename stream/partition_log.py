@@ -860,6 +860,9 @@ class PartitionLog:
             state.checkpoint()
             await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
             self._require_open()
+        while self._trimmer.is_rewriting:  # else the trim after it would leave a part of it before the end
+            await self._in_steps(self._trimmer.rewrite_meta)
+            self._require_open()
         meta, data, time, txn = (stream.next_offset for stream in self._streams())
         await self._storage.confirm.wait(self._storage.data_end)
         self._require_open()

@@ -113,11 +113,20 @@ class Trimmer:
         if self._rewrite is None:
             if self._meta is not None or not meta.needs_compaction():
                 return False
+            for key in meta.keys()[
+                :1
+            ]:  # so that no end that a cut may have told before is where the stream begins then
+                meta.put({key: meta.get(key)})
             self._rewrite = _Rewrite(meta.stream.next_offset, meta.keys())
         rewrite = self._rewrite
         rewrite.wal_end = max(rewrite.wal_end, meta.rewrite(rewrite.keys))
         if not rewrite.keys:
             self._meta, self._rewrite = (rewrite.begun_at, rewrite.wal_end), None
+        return self._rewrite is not None
+
+    @property
+    def is_rewriting(self) -> bool:
+        """Whether a rewrite of the meta stream has begun and not ended: it is not to be cut there."""
         return self._rewrite is not None
 
     @property

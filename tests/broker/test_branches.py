@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,12 +22,14 @@ from tidelog.controller.model.snapshots import (
     MAX_EXTENTS,
     CreateBranch,
     CreateSnapshot,
+    CutRefused,
     DeleteSnapshot,
     TopicCut,
     UnknownSnapshot,
 )
 from tidelog.runtime.errors import InvalidInput
 from tidelog.storage.commits import unpack_ranges
+from tidelog.stream import meta_stream
 from tidelog.stream.partition_log import PartitionLog
 
 
@@ -141,6 +144,55 @@ async def test_deleting_records_of_one_side_leaves_the_other_whole() -> None:
         await world.log("b").apply_retention()
         assert await read(world.log("b")) == records("b", 42, 45)
         assert await read(world.log("t")) == records("t", 55, 60)
+
+
+async def long_meta(world: BranchWorld) -> PartitionLog:
+    """Topic `t`, whose log starts at 5, with a meta stream that is to be rewritten."""
+    await world.topic("t")
+    log = world.log("t")
+    for number in range(60):
+        world.write("t", number, number + 1)
+        await log.cut()
+    await log.delete_records(5)
+    assert log.can_shorten_meta
+    return log
+
+
+async def test_a_cut_whose_meta_stream_is_rewritten_before_the_snapshot_is_refused() -> None:
+    async with BranchWorld() as world:
+        log = await long_meta(world)
+        ends = await log.cut()
+        await log.shorten_meta()
+        await world.storage.confirm.wait(world.storage.data_end)
+        await world.storage.upload_now()
+        await log.shorten_meta()
+        assert log.state.meta.stream.start_offset >= ends[0] > 0, "what the cut names is trimmed"
+        cut = TopicCut(world.controller.image.topic_ids["t"], (ends,))
+        with pytest.raises(CutRefused):
+            world.controller.apply(CreateSnapshot("s", (cut,)))
+        assert await world.snapshot("s") == 60
+        branch = await world.branch("s", "b")
+        assert await read(branch) == records("t", 5, 60) and branch.batches_scanned == 0
+
+
+async def test_a_cut_in_the_middle_of_a_rewrite_of_the_meta_stream_is_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meta_stream, "REWRITE_BYTES", 1)
+    async with BranchWorld() as world:
+        log = await long_meta(world)
+        begun = asyncio.create_task(log.shorten_meta())
+        await asyncio.sleep(0)  # its first step
+        ends = await log.cut()
+        await begun
+        await world.storage.upload_now()
+        await log.shorten_meta()
+        assert 0 < log.state.meta.stream.start_offset < ends[0]
+        cut = TopicCut(world.controller.image.topic_ids["t"], (ends,))
+        world.controller.apply(CreateSnapshot("s", (cut,)))
+        branch = await world.branch("s", "b")
+        assert set(log.state.meta.keys()) < set(branch.state.meta.keys()), "one key says that the branch has begun"
+        assert await read(branch) == records("t", 5, 60) and branch.batches_scanned == 0
 
 
 @pytest.mark.parametrize("gone", ["t", "b"])
