@@ -258,11 +258,19 @@ def _refusal(code: int, problem: str) -> Exception:
 
 
 def _planned(row: Mapping[str, Any], before: PlannedRange | None) -> PlannedRange:
-    """Return a range of an answer, behind what an earlier answer had of it."""
+    """Return a range of an answer, behind what an earlier answer had of it. Raises `Unavailable` as `require_same`."""
     one = planned(row, tuple(Slice(*each) for each in row["slices"]))
+    if before is not None:
+        require_same(before, one)
     if before is not None and one.start == row["start"]:  # else the log was trimmed past what the answer before had
         return replace(one, start=before.start, slices=before.slices + one.slices)
     return one
+
+
+def require_same(before: PlannedRange, after: PlannedRange) -> None:
+    """Check that two answers about a range are about one topic. Raises `Unavailable`: it is looked up again."""
+    if before.stream != after.stream:
+        raise Unavailable(f"topic {after.topic} was deleted and created again while it was looked up")
 
 
 def planned(row: Mapping[str, Any], slices: tuple[Slice, ...]) -> PlannedRange:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from pyspark_tidelog.cluster import RANGES_AT_ONCE, Lease, Lookups, TooManySlices, planned
+from pyspark_tidelog.cluster import RANGES_AT_ONCE, Lease, Lookups, TooManySlices, planned, require_same
 from pyspark_tidelog.fetch import open_bucket
 from pyspark_tidelog.plan import ManifestPart, PlannedRange, Slice, Task
 from tidelog.runtime.errors import ConfigError, CorruptData, InvalidInput, NotFound
@@ -122,6 +122,8 @@ def _in_manifests(
             answer = lookups.manifest(left, lease)
             cluster_id, version = answer["cluster_id"], version or answer["version"]
             for one, mine in _answered(answer, bucket):
+                if goes_on:
+                    require_same(found[-1], one)
                 # a range that goes on behind a trim begins anew there
                 if goes_on and one.start == left[0][2]:
                     one = replace(one, start=found[-1].start, slices=found[-1].slices + one.slices)

@@ -265,6 +265,9 @@ class _Query:
             lookups = self._cluster.lookups()
             lease = self._lease.moved_on(lookups)
             found = find_ranges(self._cluster, lookups, [(*place, *asked) for place, asked in left.items()], lease)
+            others = sorted({each.topic for each in found.ranges if not end.is_same_topic(each.topic, each.topic_id)})
+            if others:  # the next attempt tells it, unless a broker that is asked for ids is behind still
+                raise Unavailable(f"topic {', '.join(others)} was deleted and created again while it was planned")
         except Unavailable:
             self._cluster.forget_brokers()
             raise
