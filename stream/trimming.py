@@ -113,10 +113,7 @@ class Trimmer:
         if self._rewrite is None:
             if self._meta is not None or not meta.needs_compaction():
                 return False
-            for key in meta.keys()[
-                :1
-            ]:  # so that no end that a cut may have told before is where the stream begins then
-                meta.put({key: meta.get(key)})
+            meta.rewrite(meta.keys()[:1])  # no end that a cut has told before is where the stream begins then
             self._rewrite = _Rewrite(meta.stream.next_offset, meta.keys())
         rewrite = self._rewrite
         rewrite.wal_end = max(rewrite.wal_end, meta.rewrite(rewrite.keys))
