@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import random
 import threading
 import time
@@ -27,6 +28,8 @@ from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
 from pyspark_tidelog.plan import PlannedRange, SharedOffsets, Slice
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, Unavailable
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -323,6 +326,8 @@ class LeaseKeeper:
                 return
             except Unavailable:
                 pass  # tried again before the lease ends
+            except Exception as error:  # noqa: BLE001  # nobody else would renew it
+                logger.warning("lease %d was not renewed, and will be tried again: %r", lease.id, error)
             if self._done.wait(lease.ttl_s / 3):
                 return
 

@@ -260,5 +260,6 @@ def to_toml(config: Config) -> str:
         if section != section_before:
             lines.append(f"[{section}]")
             section_before = section
-        lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows, and TOML does not
+        lines.append(f"{key} = {text}")
     return "\n".join(lines) + "\n"

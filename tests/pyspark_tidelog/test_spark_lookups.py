@@ -14,6 +14,7 @@ import pytest
 from pyspark_tidelog.cluster import Lease, LeaseKeeper, Lookups
 from pyspark_tidelog.plan import plan_tasks
 from tests.controller.controller_helpers import Driver, new_object
+from tests.support.clients import wait_until
 from tests.support.ports import free_port
 from tidelog.controller.image.lookup import OffsetRange, look_up
 from tidelog.controller.model import commands as c
@@ -164,6 +165,9 @@ def test_a_lease_is_renewed_while_a_task_reads_and_let_go_when_it_is_over(broker
         assert broker.renewed.wait(30)
         broker.renewed.clear()
         assert broker.renewed.wait(30), "again and again"
+        broker.refuses = (401, "POST /leases/renew needs the token")
+        count = len(broker.asked)
+        wait_until(lambda: len(broker.asked) > count + 2, "a refusal is no reason to stop", 30)
         broker.refuses = (503, "away for a while")
     assert {path.partition("&")[0] for path, _, _ in broker.asked} == {"/leases/renew?id=3"}
     broker.refuses = (404, "lease 3 has ended")
