@@ -465,7 +465,7 @@ class PartitionManager:
             nonlocal is_coming
             is_coming = False
             needed = scan_to_read(streams, start_offset)
-            if self.storages.get(replica_set).holds(needed):
+            if self.storages.in_term(wanted.term).holds(needed):
                 gathering.ended()
                 return
             self._gate.release()  # others shall come to their scans, too
@@ -479,7 +479,7 @@ class PartitionManager:
                 one = await PartitionLog.open(
                     led=self._led(wanted),
                     streams=streams,
-                    storage=self.storages.get(replica_set),
+                    storage=self.storages.in_term(wanted.term),
                     manager=self._controller,
                     config=self._config(wanted.topic),
                     clock=self._clock,

@@ -225,7 +225,7 @@ class PartitionMoves:
     async def _drain(self, attempt: _Attempt) -> None:
         """Upload the rest: the hand-over is sent right after the commit and applied after it. If it was refused because
         the commit was late, wait for the commit."""
-        move, storage = attempt.move, self._storages.get(attempt.term.replica_set)
+        move, storage = attempt.move, self._storages.in_term(attempt.term)
         work = storage.upload_now() if move.is_committed else storage.send_now()
         await self._within(max(0.0, move.drain_until - self._clock.monotonic()), work, "the upload after the close")
         self.table.drained(move, self._clock.monotonic())

@@ -65,6 +65,19 @@ class MasterStorages:
             raise NotFound(f"this broker is not the master of replica set {replica_set}")
         return found
 
+    def in_term(self, term: Mastership) -> Storage:
+        """Return the storage of a master's term. Raises `NotFound` if that term has ended, or has not begun, here.
+
+        For work that began in this term: a storage of a later one would take it, after other masters, for its own.
+        """
+        found = self.get(term.replica_set)
+        if found.master_epoch != term.master_epoch:
+            raise NotFound(
+                f"this broker leads replica set {term.replica_set} in master epoch {found.master_epoch}, not in"
+                f" {term.master_epoch}"
+            )
+        return found
+
     def all(self) -> Iterable[Storage]:
         """Return the storages that serve, in no particular order."""
         return list(self._storages.values())

@@ -581,3 +581,26 @@ async def test_a_slow_bucket_holds_up_no_partition_that_needs_nothing_of_it() ->
         here.partitions.get(new.name, 0).append_internal(batch(b"x"))
         gate.set()
         await until(here.is_settled, "the others are open, too")
+
+
+async def test_what_was_opened_for_a_term_that_has_ended_is_not_served_in_a_later_one() -> None:
+    """The controller's answer to an opening comes when this broker leads the set again, after another master."""
+    async with world() as here:
+        opened: list[int] = []
+        here.partitions.on_opened(lambda one: opened.append(one.leader_epoch))
+        answer = here.controller.hold = asyncio.Event()
+        await here.create("t", [NODE_ID])
+        await until(lambda: here.controller.hold is None, "its streams are opened, and the answer is on its way")
+        here.storages.remove(NODE_ID)
+        for _ in range(2):  # another master's term, and then this broker's next one
+            here.controller.apply(c.Elect(NODE_ID, NODE_ID))
+        later = here.make_storage(NODE_ID)
+        await later.recover()
+        await later.start(here.controller.image.replica_sets[NODE_ID].master_epoch)
+        try:
+            here.storages.add(later)
+            answer.set()
+            await until(here.is_settled, "it is open in the present term")
+            assert opened == [here.partitions.get("t", 0).leader_epoch]
+        finally:
+            await later.close(upload=False)
