@@ -164,6 +164,11 @@ class PartitionMoves:
 
     def _slot_is_free(self, attempt: _Attempt) -> None:
         move = attempt.move
+        try:
+            self._check_quorum(attempt)
+        except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+            self._failed(move, failure)
+            return
         record = self._controller.image.partition(*move.key)
         target_lives = record is not None and self._controller.image.master_of(record.target) is not None
         now, now_ms = self._clock.monotonic(), self._clock.time_ms()
@@ -184,13 +189,24 @@ class PartitionMoves:
             else:
                 await self._reclaim(attempt)
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
-            error = expected("moves", failure)
-            self.table.failed(move, error, self._clock.monotonic(), self._clock.time_ms())
+            self._failed(move, failure)
+
+    def _failed(self, move: Move, failure: Exception) -> None:
+        self.table.failed(move, expected("moves", failure), self._clock.monotonic(), self._clock.time_ms())
+
+    def _check_quorum(self, attempt: _Attempt) -> None:
+        """Raise `NotEnoughReplicas` if no quorum would confirm now what a close writes.
+
+        A log that is closed without one is read by nobody, and is neither handed over nor opened again until there is
+        one. It would keep its slot, too, from the moves of other replica sets.
+        """
+        self._storages.in_term(attempt.term).check_writable(1)
 
     # --- the phases ----------------------------------------------------------------------------------------------
 
     async def _upload_while_it_serves(self, attempt: _Attempt) -> None:
         move = attempt.move
+        self._check_quorum(attempt)
         await self._within(PRE_UPLOAD_TIMEOUT_S, self._uploads.join(), "the upload before the close")
         self.table.uploaded(move, self._rest_bytes(attempt))
         if move.is_ready and move.was_late:  # it already has its slot
