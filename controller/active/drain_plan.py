@@ -7,8 +7,10 @@ no other member may lead it, which is every set of one member. If one may, it be
 A target is a replica set whose master is alive and not draining: in the rack with the fewest of the topic per broker,
 the set with the fewest partitions, moves in progress included. It has, or gets, as many replicas as the topic was
 created with; if no set does, it is one of the largest. Only `DRAIN_AT_ONCE` partitions of a set move at a time,
-so that a drain can be stopped and the plan can follow changes. A partition that moves to a broker that has died or
-drains gets another target. A partition that moves from a set that stays to one that is emptied is left where it is.
+so that a drain can be stopped and the plan can follow changes. Those that move slowly do not count: what its broker
+cannot open, because it is damaged or quarantined, may do so for ever, and the others would never leave. A partition
+that moves to a broker that has died or drains gets another target. A partition that moves from a set that stays to one
+that is emptied is left where it is.
 
 The plan is recomputed from the image each time, so a lost command or a new controller loses nothing.
 Entry: `plan_drains`, `plan_drain_of`.
@@ -18,12 +20,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from tidelog.controller.image.image import Image
 from tidelog.controller.image.leading import led_sets, other_leaders, takers
 from tidelog.controller.model.commands import PartitionMove
-from tidelog.controller.model.records import NO_REPLICA_SET, DrainMode, PartitionRecord
+from tidelog.controller.model.records import NO_REPLICA_SET, DrainMode, PartitionKey, PartitionRecord
 from tidelog.controller.model.replication import has_several
 from tidelog.controller.model.topic_replicas import topic_replicas
 
@@ -128,10 +130,13 @@ class _Places:
         return heap[0]
 
 
-def plan_drains(image: Image, limit: int = DRAIN_AT_ONCE) -> list[PartitionMove]:
-    """Return the placements to commit now, about `limit` at most for each draining broker."""
+def plan_drains(image: Image, limit: int = DRAIN_AT_ONCE, slow: Container[PartitionKey] = ()) -> list[PartitionMove]:
+    """Return the placements to commit now, about `limit` at most for each draining broker.
+
+    `slow`: moves that have been under way for long, and do not count.
+    """
     draining = {record.id: record.draining for record in image.brokers.values() if record.draining}
-    return _plan(image, draining, limit) if draining else []
+    return _plan(image, draining, limit, slow) if draining else []
 
 
 def plan_drain_of(image: Image, broker_id: int) -> list[PartitionMove]:
@@ -150,14 +155,17 @@ def _owner(image: Image, move: PartitionMove) -> int:
     return record.replica_set
 
 
-def _plan(image: Image, draining: Mapping[int, int], limit: int) -> list[PartitionMove]:
+def _plan(
+    image: Image, draining: Mapping[int, int], limit: int, slow: Container[PartitionKey] = ()
+) -> list[PartitionMove]:
     emptied = _emptied(image, draining)
     places = _Places(image, draining, emptied)
     moves: list[PartitionMove] = []
-    under_way = dict.fromkeys(emptied, 0)
+    moving, under_way = dict.fromkeys(emptied, 0), dict.fromkeys(emptied, 0)
     for record in image.moving():
         if record.replica_set in emptied:
-            under_way[record.replica_set] += 1
+            moving[record.replica_set] += 1
+            under_way[record.replica_set] += (record.topic_id, record.index) not in slow
             if record.target not in places.ids and places.ids:
                 moves.append(PartitionMove(record.topic_id, record.index, places.take(record.topic_id)))
         elif record.target in emptied:
@@ -166,7 +174,7 @@ def _plan(image: Image, draining: Mapping[int, int], limit: int) -> list[Partiti
     wanted = {
         each: limit - under_way[each]
         for each in emptied
-        if counts.get(each, 0) > under_way[each] and under_way[each] <= limit // 2
+        if counts.get(each, 0) > moving[each] and under_way[each] <= limit // 2
     }
     if wanted and places.ids:
         chosen = _next_of(image.all_partitions(), wanted)

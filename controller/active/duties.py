@@ -63,6 +63,10 @@ Duty = Callable[[float, int], Iterator[AnyCommand]]
 """`(monotonic seconds, milliseconds of cluster time)` in, commands out."""
 
 
+DRAIN_SLOW_S = 10.0
+"""A move of a drain that goes on for so long holds up no others: its source may not be able to open the partition."""
+
+
 class Duties:
     """The duties, as methods; see the module docstring."""
 
@@ -161,7 +165,9 @@ class Duties:
 
     def drains(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Give targets to draining brokers' partitions."""
-        moves = plan_drains(self._image())
+        image = self._image()
+        slow = {key for key, age_s in self._move_ages.look(image, now).items() if age_s >= DRAIN_SLOW_S}
+        moves = plan_drains(image, slow=slow)
         for start in range(0, len(moves), MAX_MOVES_PER_COMMAND):
             yield MovePartitions(tuple(moves[start : start + MAX_MOVES_PER_COMMAND]))
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import pytest
 
 from tests.controller.controller_helpers import DELAY_MS, TOPIC, Driver
-from tidelog.controller.active.duties import Duties, Duty, removable
+from tidelog.controller.active.drain_plan import DRAIN_AT_ONCE
+from tidelog.controller.active.duties import DRAIN_SLOW_S, Duties, Duty, removable
 from tidelog.controller.active.readers import ALL
 from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.image.image import Image
 from tidelog.controller.model import commands as c
+from tidelog.controller.model.records import STREAMS_PER_PARTITION, DrainMode
 from tidelog.controller.model.settings import ControllerSettings
 
 REELECT_MS = 2_000
@@ -110,6 +112,24 @@ def test_the_target_of_a_move_whose_owner_is_silent_is_elected_when_the_streams_
         assert world.asked(world.duties.elections, now=due - 0.001) == []
     assert world.asked(world.duties.elections, now=due) == [c.ElectPartitions(((TOPIC, 0),))]
     assert world.asked(world.duties.elections, now=due) == []
+
+
+def test_partitions_that_do_not_move_hold_up_no_others_of_a_draining_broker(world: World) -> None:
+    """What its broker cannot open, because it is damaged or quarantined, stays there."""
+    world.driver.run(c.CreateTopic(TOPIC, "t", 100, {}, False, False, (0,) * 100))
+    stuck = [record for record in world.image().partitions(TOPIC) if record.index < 80]
+    for record in stuck:
+        epoch = world.image().leader(record)[1]
+        streams = tuple((record.first_stream + step, epoch) for step in range(STREAMS_PER_PARTITION))
+        world.driver.run(c.OpenStreams(0, world.image().replica_sets[0].master_epoch, streams))
+    world.driver.run(c.DrainBroker(0, DrainMode.OPERATOR))
+
+    for second in range(60):
+        world.asked(world.duties.drains, float(second))
+        moving = tuple((one.topic_id, one.index) for one in world.image().moving())
+        assert len(moving) <= DRAIN_AT_ONCE or second > DRAIN_SLOW_S
+        world.driver.run(c.ElectPartitions(moving))  # as if the source had closed what it has open
+    assert world.image().index.partition_counts == {0: len(stuck), 1: 20}
 
 
 def test_a_destroyed_object_waits_for_the_readers(world: World) -> None:
