@@ -33,9 +33,9 @@ from tidelog.controller.image.image import Delta
 from tidelog.controller.model.errors import UnknownTopicId
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, PartitionRecord, TopicRecord
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import CorruptData, Fenced, NotFound, NotLeader, TidelogError
+from tidelog.runtime.errors import CorruptData, Fenced, NotFound, NotLeader, TidelogError, Unavailable
 from tidelog.runtime.log_limit import LogLimiter
-from tidelog.runtime.task_errors import expected
+from tidelog.runtime.task_errors import ERRORS, expected
 from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.commits import StreamRange
 from tidelog.stream.log_config import LogConfig
@@ -272,7 +272,9 @@ class PartitionManager:
             async with self._gate:
                 try:
                     await one.close()
-                except TidelogError as error:
+                except Exception as error:  # noqa: BLE001  # whatever it is: the stop goes on, with uploads and WALs
+                    if not isinstance(error, TidelogError):
+                        ERRORS.note("partitions", error, ended=isinstance(error, AssertionError))
                     logger.error(
                         "partition did not close cleanly; it will be recovered",
                         extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
@@ -409,24 +411,39 @@ class PartitionManager:
                 opened = await self._open_streams(batch)
                 await gathering.gather(self._metas(batch, opened))
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
-            error = expected("partitions", failure)
-            for key in batch:
-                self._failed(key, error)
+            self._not_opened(batch, failure)
         else:
-            began = self._clock.monotonic()
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._open_one(key, wanted, opened, gathering)) for key, wanted in batch.items()
-                ]
-            if scanned := [count for task in tasks if (count := task.result())]:
-                extra = {
-                    "partitions": len(scanned),
-                    "batches_scanned": sum(scanned),
-                    "ms": round((self._clock.monotonic() - began) * 1000),
-                }
-                logger.info("partitions opened after an unclean stop", extra=extra)
+            await self._open_all(batch, opened, gathering)
         finally:
             self._ended(batch)
+
+    async def _open_all(
+        self, batch: dict[PartitionKey, WantedPartition], opened: dict[int, OpenedStream], gathering: Gathering
+    ) -> None:
+        """Open each, whatever happens to the others."""
+        began = self._clock.monotonic()
+        outcomes = await asyncio.gather(
+            *(self._open_one(key, wanted, opened, gathering) for key, wanted in batch.items()), return_exceptions=True
+        )
+        if scanned := [count for count in outcomes if isinstance(count, int) and count]:
+            extra = {
+                "partitions": len(scanned),
+                "batches_scanned": sum(scanned),
+                "ms": round((self._clock.monotonic() - began) * 1000),
+            }
+            logger.info("partitions opened after an unclean stop", extra=extra)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _not_opened(self, keys: Iterable[PartitionKey], failure: Exception) -> None:
+        """Retry partitions after a pause; a failed assertion is raised again then."""
+        is_assertion = isinstance(failure, AssertionError)
+        error = Unavailable(f"a check failed: {failure}") if is_assertion else expected("partitions", failure)
+        for key in keys:
+            self._failed(key, error)
+        if is_assertion:
+            raise failure
 
     async def _open_streams(self, batch: dict[PartitionKey, WantedPartition]) -> dict[int, OpenedStream]:
         opened: dict[int, OpenedStream] = {}
@@ -487,7 +504,7 @@ class PartitionManager:
                     before_scan=before_scan,
                 )
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
-            self._failed(key, expected("partitions", failure))
+            self._not_opened([key], failure)
             return 0
         finally:
             if is_coming:

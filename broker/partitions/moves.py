@@ -33,7 +33,7 @@ from tidelog.broker.telemetry.traced import TracedMove
 from tidelog.controller.model.commands import ClosedPartition
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import TidelogError, Unavailable
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
 
@@ -87,6 +87,8 @@ class _Attempt:
     withdraw: Callable[[], None]
     told: Told | None = None
     ends: ClosedPartition | None = None
+    broken: AssertionError | None = None
+    """The last assertion that failed in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class PartitionMoves:
                     self._slot_is_free(attempt)
                     while move.is_running:
                         await self._step(attempt)
+            if attempt.broken is not None:
+                raise attempt.broken
         finally:
             self.table.left()
             if self.on_ended is not None:
@@ -167,7 +171,7 @@ class PartitionMoves:
         try:
             self._check_quorum(attempt)
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
-            self._failed(move, failure)
+            self._failed(attempt, failure)
             return
         record = self._controller.image.partition(*move.key)
         target_lives = record is not None and self._controller.image.master_of(record.target) is not None
@@ -189,10 +193,17 @@ class PartitionMoves:
             else:
                 await self._reclaim(attempt)
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
-            self._failed(move, failure)
+            self._failed(attempt, failure)
 
-    def _failed(self, move: Move, failure: Exception) -> None:
-        self.table.failed(move, expected("moves", failure), self._clock.monotonic(), self._clock.time_ms())
+    def _failed(self, attempt: _Attempt, failure: Exception) -> None:
+        """End the attempt. A failed assertion is raised again, but later: only the controller's word brings a partition
+        back that was withdrawn."""
+        if isinstance(failure, AssertionError):
+            attempt.broken = failure
+            error: TidelogError = Unavailable(f"a check failed: {failure}")
+        else:
+            error = expected("moves", failure)
+        self.table.failed(attempt.move, error, self._clock.monotonic(), self._clock.time_ms())
 
     def _check_quorum(self, attempt: _Attempt) -> None:
         """Raise `NotEnoughReplicas` if no quorum would confirm now what a close writes.

@@ -37,7 +37,8 @@ from tidelog.storage.storage import Storage
 from tidelog.storage.wal.memory import MemoryWal
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.opened import OpenedStream
-from tidelog.stream.partition_log import PartitionLog
+from tidelog.stream.partition_close import ClosedLog
+from tidelog.stream.partition_log import LedPartition, PartitionLog
 
 OTHER = 2
 
@@ -604,3 +605,68 @@ async def test_what_was_opened_for_a_term_that_has_ended_is_not_served_in_a_late
             assert opened == [here.partitions.get("t", 0).leader_epoch]
         finally:
             await later.close(upload=False)
+
+
+async def test_a_failed_assertion_in_one_opening_holds_up_no_other_and_is_repeated_with_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts = 0
+    honest = PartitionLog.open
+
+    async def opened(*, led: LedPartition, **inputs: Any) -> PartitionLog:
+        nonlocal attempts
+        if led.partition == 0:
+            attempts += 1
+            raise AssertionError("a rule would be broken")
+        for _ in range(5):  # it reads
+            await asyncio.sleep(0)
+        return await honest(led=led, **inputs)
+
+    async with world() as here:
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "open", opened)
+            await here.create("t", [NODE_ID] * 4)
+            await until(lambda: len(here.open()) == 3, "the others are open")
+            assert here.partitions.counts()["failing"] == 1
+            assert here.partitions.problems() == ["t-0 does not open: a check failed: a rule would be broken"]
+            before = attempts
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert attempts <= before + 1, "after a pause"
+        await until(here.is_settled, "it opens when it can")
+
+
+async def test_a_failed_assertion_in_a_move_ends_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as here:
+        topic = await here.create("t", [NODE_ID])
+        await until(here.is_settled, "it is open")
+
+        async def close(_log: PartitionLog) -> ClosedLog:
+            raise AssertionError("a rule would be broken")
+
+        monkeypatch.setattr(PartitionLog, "close_for_move", close)
+        told = here.partitions.get("t", 0).leader_epoch + 1
+        here.controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 0, OTHER),)))
+        await until(lambda: ("t", 0) not in here.open(), "it was withdrawn")
+        await until(lambda: ("t", 0) in here.open(), "it is served here again")
+        assert here.partitions.get("t", 0).leader_epoch >= told, "clients know of another leader in it"
+        await here.create("u", [NODE_ID])
+        await until(lambda: ("u", 0) in here.open(), "others open")
+
+
+async def test_an_unexpected_error_of_one_close_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = World(1)
+    await here.start()
+    await here.create("t", [NODE_ID] * 3)
+    await until(here.is_settled, "all are open")
+    logs = list(here.partitions.all())
+    honest = PartitionLog.close
+
+    async def close(log: PartitionLog) -> None:
+        await honest(log)
+        if log.partition == 0:
+            raise OSError("unheard of")
+
+    monkeypatch.setattr(PartitionLog, "close", close)
+    await here.close()
+    assert all(log.closed for log in logs)
