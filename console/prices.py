@@ -73,7 +73,7 @@ def load_prices(path: Path | None) -> Prices:
         raise ConfigError(f"the price table {path} cannot be read: {error}", hint=_HINT) from error
     try:
         table = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except ValueError as error:  # of both parsers, with line and column
+    except (ValueError, RecursionError) as error:  # of both parsers, with line and column; nested too deeply
         kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
         raise ConfigError(f"the price table {path} is not valid {kind}: {error}", hint=_HINT) from error
     return _checked(table, path)

@@ -174,7 +174,7 @@ def _from_file(file: Path) -> dict[str, tuple[Any, str]]:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {file}", hint="check --config") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"cannot read configuration file {file}: {error}") from error
     values: dict[str, tuple[Any, str]] = {}
     for section, body in document.items():

@@ -56,6 +56,7 @@ def test_every_table_survives_its_own_text(tmp_path_factory: pytest.TempPathFact
         (GOOD.replace('currency = "USD"', ""), "lacks currency", "--print-prices"),
         ("requests_per_1000 = 5\n" + GOOD.replace("[requests_per_1000]", "[more]"), "unknown key more", "known are"),
         ("currency = ", "is not valid TOML", "--print-prices"),
+        pytest.param("currency = " + "[" * 100_000, "is not valid TOML", "--print-prices", id="nested too deeply"),
         ("", "lacks name", "--print-prices"),
     ],
 )
@@ -71,7 +72,7 @@ def test_a_bad_table_is_named_with_its_key_and_the_next_step(
 
 
 def test_json_that_is_none_or_no_table_is_refused(tmp_path: Path) -> None:
-    for text in ("{", "[1]", "5", '{"name": "x"}'):
+    for text in ("{", "[1]", "5", '{"name": "x"}', "[" * 100_000):
         with pytest.raises(ConfigError):
             load_prices(written(tmp_path / "prices.json", text))
 

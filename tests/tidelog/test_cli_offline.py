@@ -78,6 +78,12 @@ def test_a_cluster_that_is_not_there_is_said_at_once(command: list[str]) -> None
     assert result.out == b""
 
 
+def test_a_file_of_reassignments_that_is_nested_too_deeply_is_wrong_input(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text("[" * 100_000)
+    assert "is not a list of reassignments" in Cli()("partition", "move", "--file", file, code=2).err
+
+
 @pytest.fixture
 def silent_server() -> Iterator[str]:
     """Accepts connections and never says a word."""

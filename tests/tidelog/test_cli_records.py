@@ -137,7 +137,20 @@ def test_json_round_trips_through_a_pipe(cli: Cli, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"no json", b"[1]", b'{"headers": 3}', b'{"partition": -1}', b'{"value_base64": "?"}']
+    "line",
+    [
+        b"no json",
+        b"[1]",
+        b'{"headers": 3}',
+        b'{"partition": -1}',
+        b'{"value_base64": "?"}',
+        pytest.param(b'{"value": "\\ud800"}', id="half of a surrogate pair"),
+        pytest.param(b'{"value": {"name": "\\udfff"}}', id="half of a surrogate pair in JSON"),
+        pytest.param(b'{"headers": {"\\ud800": "x"}}', id="half of a surrogate pair in a header's name"),
+        pytest.param(b'{"headers": {"a\\u0000b": "x"}}', id="a zero byte in a header's name"),
+        pytest.param(b'{"value": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="nested too deeply"),
+        pytest.param(b'{"value": [1e400]}', id="a number that JSON has not"),
+    ],
 )
 def test_bad_input_names_its_line_and_keeps_what_came_before(cli: Cli, topic: str, line: bytes) -> None:
     result = cli(

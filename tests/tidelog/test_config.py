@@ -39,7 +39,7 @@ def test_an_unknown_section_suggests_where_the_key_lives() -> None:
         load(flags=[("disk.flush", "sync")])
 
 
-@pytest.mark.parametrize("value", ["70000", "-1", "many"])
+@pytest.mark.parametrize("value", ["70000", "-1", "many", "\udcff"])
 def test_a_value_out_of_range_or_of_a_wrong_type_is_refused_with_key_and_source(value: str) -> None:
     with pytest.raises(ConfigError, match=r"kafka\.port.*TIDELOG_KAFKA__PORT"):
         load(environment={"TIDELOG_KAFKA__PORT": value})
@@ -67,9 +67,10 @@ def test_a_missing_or_broken_file_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no configuration file"):
         load(tmp_path / "none.toml")
     broken = tmp_path / "b.toml"
-    broken.write_text("[")
-    with pytest.raises(ConfigError, match="cannot read"):
-        load(broken)
+    for text in ("[", "[wal]\nkind = " + "[" * 100_000):
+        broken.write_text(text)
+        with pytest.raises(ConfigError, match="cannot read"):
+            load(broken)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -241,7 +241,7 @@ def _read(file: Path) -> dict[TopicPartition, int]:
     try:
         rows = json.loads(file.read_text())["partitions"]
         return {TopicPartition(str(row["topic"]), int(row["partition"])): int(row["replicas"][0]) for row in rows}
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError) as error:
         raise InvalidInput(
             f"{file} is not a list of reassignments: {error!r}",
             hint='{"partitions": [{"topic": "orders", "partition": 0, "replicas": [2]}]}',

@@ -46,6 +46,7 @@ IGNORED_FIELDS = ("topic", "offset")
 """What `tidelog consume --format json` also writes."""
 MAX_PARTITION = (1 << 31) - 1
 MAX_TIMESTAMP_MS = (1 << 63) - 1
+TOO_DEEP = "JSON that is nested too deeply"
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -190,6 +191,8 @@ def _from_json(line: bytes) -> InputRecord:
         body = json.loads(line)
     except ValueError as error:
         raise InvalidInput(f"invalid JSON: {error}", hint="use one object per line, or --format lines") from error
+    except RecursionError as error:
+        raise InvalidInput(TOO_DEEP, hint="send what is so deep as text, or as `value_base64`") from error
     if not isinstance(body, dict):
         raise InvalidInput("a JSON object is expected", hint='for example {"key": "k", "value": "v"}')
     _check_fields(body, FIELDS, IGNORED_FIELDS)
@@ -220,9 +223,26 @@ def _bytes_of(body: dict[str, Any], name: str) -> bytes | None:
         except (binascii.Error, TypeError, ValueError) as error:
             raise InvalidInput(f"{name}_base64 is not base64: {error}") from error
     value = body.get(name)
-    if value is None or isinstance(value, str):
-        return value.encode() if value is not None else None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _utf8(value, name, f"send its bytes as `{name}_base64`")
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except RecursionError as error:
+        raise InvalidInput(TOO_DEEP, hint=f"send what is so deep as text, or as `{name}_base64`") from error
+    except ValueError as error:
+        raise InvalidInput(f"{name} has a number that JSON has not: {error}", hint="send it as text") from error
+    return _utf8(text, name, f"send its bytes as `{name}_base64`")
+
+
+def _utf8(text: str, what: str, hint: str) -> bytes:
+    """Encode text; JSON has halves of surrogate pairs (`\\ud800`), which UTF-8 cannot have."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start].encode("unicode_escape").decode()
+        raise InvalidInput(f"{what} has half of a surrogate pair, {half}, which is no text", hint=hint) from error
 
 
 def _headers_of(headers: Any) -> list[tuple[str, bytes | None]]:
@@ -234,7 +254,15 @@ def _headers_of(headers: Any) -> list[tuple[str, bytes | None]]:
         raise InvalidInput("headers must be an object of names and values", hint='or a list of {"key", "value"}')
     for one in listed:
         _check_fields(one, HEADER_FIELDS)
-    return [(str(one["key"]), _bytes_of(one, "value")) for one in listed]
+    return [(_header_name(str(one["key"])), _bytes_of(one, "value")) for one in listed]
+
+
+def _header_name(name: str) -> str:
+    """Raises `InvalidInput` for a name that librdkafka's binding cannot take: it would crash, or cut the name."""
+    _utf8(name, "the name of a header", "give it another name")
+    if "\0" in name:
+        raise InvalidInput(f"the name of a header has a zero byte: {name!r}", hint="give it another name")
+    return name
 
 
 def _integer_of(body: dict[str, Any], name: str, maximum: int) -> int | None:
