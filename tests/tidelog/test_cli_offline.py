@@ -78,6 +78,21 @@ def test_a_cluster_that_is_not_there_is_said_at_once(command: list[str]) -> None
     assert result.out == b""
 
 
+@pytest.mark.parametrize(
+    "command", [["--help"], ["config"], ["config", "--reference"], ["config", "--format", "json"], ["topic", "--help"]]
+)
+def test_a_reader_that_has_gone_before_the_first_line_is_no_error(command: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tidelog", *command], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_file_of_reassignments_that_is_nested_too_deeply_is_wrong_input(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text("[" * 100_000)

@@ -129,11 +129,23 @@ def main(args: list[str] | None = None) -> Any:
     run(cli, args)
 
 
+def _exit_code(command: click.Command, args: list[str] | None) -> int:
+    """Run a command; return its exit code, which is 0 if the reader of its pipe went away."""
+    try:
+        code = command.main(args=args, prog_name="tidelog", standalone_mode=False)
+    except SystemExit as error:
+        from tidelog.cli.output import reader_gone
+
+        if error.code != 1 or not reader_gone():  # 1 is click's own after a broken pipe
+            raise
+        return 0
+    return code if isinstance(code, int) else 0  # click returns the code of `click.exceptions.Exit`
+
+
 def run(command: click.Command, args: list[str] | None) -> NoReturn:
     """Run a command and exit with its exit code."""
     try:
-        code = command.main(args=args, prog_name="tidelog", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)  # click returns the code of `click.exceptions.Exit`
+        sys.exit(_exit_code(command, args))
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
@@ -144,8 +156,6 @@ def run(command: click.Command, args: list[str] | None) -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
