@@ -65,6 +65,24 @@ def test_a_topic_that_exists_is_an_error_unless_it_may(cli: Cli) -> None:
     assert one == {"name": "twice", "created": False, "partitions": 2}
 
 
+def test_of_several_topics_those_that_exist_are_described(cli: Cli) -> None:
+    cli("topic", "create", "there", "there-too")
+    for names in (["there", "gone", "there-too"], ["gone", "there", "there-too", "away"]):
+        result = cli("topic", "describe", *names, "--format", "json", code=3)
+        assert [one["name"] for one in result.json()] == ["there", "there-too"]
+        assert "topic 'gone' does not exist" in result.err
+    assert cli("topic", "describe", "gone", "away", "--format", "json", code=3).out == b""
+
+
+def test_of_several_groups_those_that_exist_are_described(cli: Cli) -> None:
+    cli("topic", "create", "read-by-one", "-p", 1)
+    cli("group", "reset-offsets", "one-of-two", "--topic", "read-by-one", "--to-earliest")
+    result = cli("group", "describe", "no-group", "one-of-two", "--format", "json", code=3)
+    assert [one["group"] for one in result.json()] == ["one-of-two"]
+    assert "group 'no-group' does not exist" in result.err
+    assert cli("group", "describe", "no-group", "--format", "json", code=3).out == b""
+
+
 def test_several_names_are_worked_through_and_the_first_failure_counts(cli: Cli) -> None:
     cli("topic", "create", "several")
     result = cli("topic", "create", "several", "bad name", "several-2", code=4)

@@ -260,3 +260,18 @@ class Failures:
         """End the command with the code of the first error, if there was one."""
         if self._first is not None:
             raise click.exceptions.Exit(self._first.exit_code)
+
+
+def gather(names: Iterable[str], load: Callable[[str], T], failures: Failures | None) -> list[T]:
+    """Load each name. Failures are collected, and end the command if nothing is left; without `failures` they raise."""
+    found = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(load(name))
+        except TidelogError as error:
+            if failures is None:
+                raise
+            failures.add(error)
+    if failures is not None and not found:
+        failures.exit()
+    return found

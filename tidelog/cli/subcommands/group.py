@@ -68,11 +68,14 @@ def _listed(cluster: ClusterConnection) -> list[dict[str, Any]]:
 def describe(groups: tuple[str, ...], style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show groups' members, their assignments, and the lag of each partition."""
     cluster = ClusterConnection(bootstrap)
+    failures = output.Failures() if watch_s is None else None
 
     def load() -> list[dict[str, Any]]:
-        return [_describe(cluster, name) for name in dict.fromkeys(groups)]
+        return output.gather(groups, lambda name: _describe(cluster, name), failures)
 
     output.show(style, load, lambda document: "\n\n".join(map(_render_group, document)), watch_s=watch_s)
+    if failures is not None:
+        failures.exit()
 
 
 def _description(cluster: ClusterConnection, name: str) -> Any:

@@ -286,12 +286,15 @@ def describe(names: tuple[str, ...], all_configs: bool, style: str, watch_s: flo
     Of compacted topics: the share of bytes that may be superseded, and the time of the last compaction.
     """
     cluster = ClusterConnection(bootstrap)
+    failures = output.Failures() if watch_s is None else None
 
     def load() -> list[dict[str, Any]]:
-        cluster.topics(names)
-        return [_describe(cluster, one, all_configs) for one in _descriptions(cluster, list(dict.fromkeys(names)))]
+        known = [name for one in output.gather(names, lambda name: cluster.topics([name]), failures) for name in one]
+        return [_describe(cluster, one, all_configs) for one in _descriptions(cluster, known)]
 
     output.show(style, load, lambda document: "\n\n".join(map(_render_topic, document)), watch_s=watch_s)
+    if failures is not None:
+        failures.exit()
 
 
 def _describe(cluster: ClusterConnection, described: Any, all_configs: bool) -> dict[str, Any]:
