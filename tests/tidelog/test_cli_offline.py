@@ -93,6 +93,25 @@ def test_a_reader_that_has_gone_before_the_first_line_is_no_error(command: list[
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["config", "config --format json", "--help"])
+def test_output_that_is_closed_is_wrong_usage(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m tidelog {command} >&-', sys.executable],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.partition("\n")[0]) == (2, "error: standard input or output is closed")
+
+
+def test_no_file_gets_the_number_of_a_standard_stream_that_is_closed() -> None:
+    program = "from tidelog.cli import main; main.run = lambda *_: exit(open('/dev/null').fileno() < 3); main.main()"
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program], check=False)
+        assert done.returncode == 0, closed
+
+
 def test_a_file_of_reassignments_that_is_nested_too_deeply_is_wrong_input(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text("[" * 100_000)

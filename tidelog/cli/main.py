@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
 import click
 
 from tidelog import __version__
-from tidelog.runtime.errors import StorageFailed, TidelogError
+from tidelog.runtime.errors import InvalidInput, StorageFailed, TidelogError
 
 COMMANDS = {
     "up": ("tidelog.cli.subcommands.up:up", "Start Tidelog on this machine and keep it running."),
@@ -126,7 +127,21 @@ def report(error: TidelogError) -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line and exit with its exit code."""
+    _open_closed_streams()
     run(cli, args)
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that are closed, so that no other file gets their numbers, and is logged into.
+
+    To read from such a stream, or to write to it, is an error, as it would be otherwise.
+    """
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if mode == "w" else os.O_WRONLY)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(fd, mode, closefd=False))
 
 
 def _exit_code(command: click.Command, args: list[str] | None) -> int:
@@ -157,10 +172,15 @@ def run(command: click.Command, args: list[str] | None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in (*NO_ROOM, errno.EBADF):
             raise
         from tidelog.cli.output import discard_output
 
-        report(StorageFailed(f"cannot write: {error.strerror}", hint="make room, or write to another disk"))
+        failure: TidelogError = StorageFailed(
+            f"cannot write: {error.strerror}", hint="make room, or write to another disk"
+        )
+        if error.errno == errno.EBADF:
+            failure = InvalidInput("standard input or output is closed", hint="`< /dev/null` is an input without data")
+        report(failure)
         discard_output()
-        sys.exit(StorageFailed.exit_code)
+        sys.exit(failure.exit_code)
