@@ -34,7 +34,7 @@ from tidelog.broker.replication.inputs import (
 )
 from tidelog.broker.replication.warm import WarmTail
 from tidelog.runtime.backoff import Backoff
-from tidelog.runtime.errors import Closed, CorruptData, Fenced, TidelogError, Unavailable
+from tidelog.runtime.errors import Closed, CorruptData, Fenced, NotFound, TidelogError, Unavailable
 from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.replication.following import Diverged, LocalWal, Step, WalFollower
 from tidelog.storage.replication.frames import (
@@ -85,6 +85,8 @@ class ReplicaFollower:
         self._told_readable = wal.confirm_offset
         """WAL offset up to which `ReplicaEvents.readable` was told."""
         self._trimmable = asyncio.Event()
+        self._fillable = asyncio.Event()
+        """The tail may lack what the WAL has."""
         self._connection: WalConnection | None = None
         self._following: WalFollower | None = None
         self._is_matched = False
@@ -114,6 +116,7 @@ class ReplicaFollower:
         self._tasks.keep(self._follow_forever, "follow")
         self._tasks.keep(self._tick_forever, "tick")
         self._tasks.keep(self._trim_forever, "trim")
+        self._tasks.keep(self._fill_forever, "fill")
 
     # --- what the owner tells ------------------------------------------------------------------------------------
 
@@ -330,6 +333,7 @@ class ReplicaFollower:
         self.problem = ""
         self._backoff.reset()
         self._acknowledge(wal.durable_offset)
+        self._fillable.set()
         self._events.following()
 
     def _reconcile(self) -> None:
@@ -425,6 +429,23 @@ class ReplicaFollower:
                     await wal.trim(offset)
                 except (WalFailed, Closed) as error:
                     logger.info("the WAL is not trimmed", extra={"error": str(error)})
+
+    async def _fill_forever(self) -> None:
+        """Let the tail have what another role has written, for those who read here, and for a promotion."""
+        while True:
+            await self._fillable.wait()
+            self._fillable.clear()
+            try:
+                start = await self._tail.fill(self._wal)
+            except NotFound:  # trimmed meanwhile: less is missing now
+                await self._world.clock.sleep(self._limits.tick_s)
+                self._fillable.set()
+                continue
+            except TidelogError as error:
+                logger.info("the WAL is not read into memory", extra={"error": str(error)})
+                continue
+            if start >= 0:
+                self._events.readable(start, min(self._wal.confirm_offset, self._tail.end_offset))
 
 
 def _size(frame: Frame) -> int:

@@ -1,8 +1,11 @@
 """`WarmTail`: the records of a follower's WAL that are not in the bucket, in memory, so that promotion reads nothing.
 
 It follows the WAL: records are added as they are recovered and received, set apart as they are committed, and dropped
-where the WAL is cut. At the cache's bound the oldest are dropped although they are not committed; then, and after a gap
-(another role wrote the WAL meanwhile), the WAL is read once, when the records are needed (`complete`).
+where the WAL is cut. At the cache's bound the oldest are dropped although they are not committed; then the WAL is read
+once, when the records are needed (`complete`).
+
+A replica that led has handed its records over, and its tail begins anew where it follows. Consumers read here
+(KIP-392), and what is not in the bucket yet is nowhere else, so the WAL is read for it in the background (`fill`).
 
 What is committed stays in memory, evictable, while there is room (`RecoveredRecords.kept`): the next master needs the
 records behind the checkpoints, and its consumers the newest ones.
@@ -29,6 +32,8 @@ from tidelog.storage.wal.base import ReplicatedWal, WalRecord, WalRecordType
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 4 << 20
+_FILL_BYTES = 128 << 10
+"""Read at once in the background: a few milliseconds for small records."""
 _AT_ONCE, _WITH_EACH = 1000, 8
 """Records that are set apart when a commit is heard of, and with each that is added: some milliseconds, and eight times
 as fast as they come."""
@@ -51,6 +56,8 @@ class WarmTail:
         """WAL offset after the last record that was added; -1 before the first one."""
         self._confirmed = -1
         """As in `note_committed`."""
+        self._changes = 0
+        """Grows when the WAL may have lost what the tail does not hold yet."""
 
     def successor(self) -> WarmTail:
         """Return an empty one for the same WAL, with as much room."""
@@ -81,6 +88,7 @@ class WarmTail:
 
     def reconcile(self, wal: ReplicatedWal) -> None:
         """Drop what the WAL does not hold any more, because it was cut or has started over."""
+        self._changes += 1
         if self.end_offset < 0 or self.warm_from > wal.end_offset or self.end_offset < wal.start_offset:
             self._forget(wal.end_offset)
         elif self.end_offset > wal.end_offset:
@@ -92,6 +100,34 @@ class WarmTail:
         """Return whether it holds everything of the WAL that is not committed."""
         needed = max(self.committed_offset, wal.start_offset)
         return needed >= wal.end_offset or (0 <= self.warm_from <= needed and self.end_offset == wal.end_offset)
+
+    async def fill(self, wal: ReplicatedWal) -> int:
+        """Read what the WAL has before `warm_from` and is not committed; return its WAL offset (int64).
+
+        The WAL may grow meanwhile. Nothing comes, and -1 is returned, if it is cut or starts over, or if not all of
+        that has room. Raises as `ReplicatedWal.read_records`.
+        """
+        stop, changes = self.warm_from, self._changes
+        begin = at = max(self.committed_offset, wal.start_offset)
+        if at >= stop or self.cache.pending_bytes + stop - at > self.cache.bound_bytes:
+            return -1
+        older = RecoveredRecords(self.cache)
+        try:
+            while at < stop:
+                records = await wal.read_records(at, min(_FILL_BYTES, stop - at))
+                if not records or (changes, stop) != (self._changes, self.warm_from):
+                    return -1
+                for record in (each for each in records if each.type is WalRecordType.DATA):
+                    if not self.cache.has_room(len(record.payload) + VIEW_RECORD_BYTES):
+                        return -1
+                    older.add(record)
+                at = records[-1].end_offset
+            older.discard_before(self.committed_offset)
+            self.records.put_before(older)
+            self.warm_from = begin
+        finally:
+            older.discard_from(-1)
+        return begin
 
     async def complete(self, wal: ReplicatedWal) -> RecoveredRecords:
         """Return all records of the WAL that are not committed; reads it unless they are here, whatever their size.
@@ -121,4 +157,5 @@ class WarmTail:
         self.records.discard_from(-1)
         self.records.forget_kept()
         self._confirmed = -1
+        self._changes += 1
         self.warm_from = self.end_offset = offset

@@ -89,6 +89,14 @@ class RecoveredRecords:
         self._by_stream.setdefault(held.stream_id, deque()).append(held)
         self._cache.add(footprint(held.record.payload))
 
+    def put_before(self, older: RecoveredRecords) -> None:
+        """Take over the records of `older`, those before these in the WAL, in the same cache; it is empty then."""
+        assert older.newest_end < self.oldest_end or not self._held or not older
+        self._held.extendleft(reversed(older._held))
+        for stream_id, held in older._by_stream.items():
+            self._by_stream.setdefault(stream_id, deque()).extendleft(reversed(held))
+        older._held, older._by_stream = deque(), {}
+
     def discard_before(self, wal_offset: int, confirmed: int = -1, limit: int = sys.maxsize) -> None:
         """Drop records that end at or before `wal_offset`: they are committed. Call it before a stream is opened.
 

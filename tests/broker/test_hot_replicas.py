@@ -775,6 +775,22 @@ async def test_a_follower_without_memory_for_its_tail_reads_its_wal_when_it_is_e
     assert len(new.replica.tail.records) == 200
 
 
+async def test_a_master_that_follows_again_has_what_it_wrote_in_memory(hot: HotSet) -> None:
+    old = await hot.start_all()
+    await hot.write(old, 300)
+    await hot.confirmed(old)
+    old.replica.hand_over()  # as the storage of its term takes the records over
+    new = await hot.elect(2)
+    await hot.write(new, 20)
+    await hot.confirmed(new)
+    await hot.same()
+    tail, wal = old.replica.tail, old.wal
+    await until(lambda: tail.is_complete(wal) and wal.confirm_offset == wal.end_offset, 20.0)
+    assert tail.records.confirmed_end(1, 1, 0, wal.confirm_offset) == 320
+    found = tail.records.read(1, 1, 0, 320, 1 << 20)
+    assert found is not None and [each.base_offset for each in found] == list(range(320))
+
+
 @pytest.mark.processes  # real time-outs
 async def test_whatever_is_cancelled_or_cut_at_whatever_moment_the_replicas_become_equal(hot: HotSet) -> None:
     rng = random.Random(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("cut"), st.integers(0, 100)),
         st.tuples(st.just("restart"), st.integers(0, 100)),
         st.tuples(st.just("trim"), st.just(0)),
+        st.tuples(st.just("fill"), st.just(0)),
     ),
     max_size=30,
 )
@@ -77,6 +79,9 @@ class FollowedWal:
         if kind in ("commit", "keep"):
             tail.note_committed(offset, offset if kind == "keep" else -1)
             return
+        if kind == "fill":
+            await self.fill()
+            return
         if kind == "trim":
             await wal.trim(max(wal.start_offset, min(tail.committed_offset, wal.end_offset)))
             return
@@ -89,6 +94,14 @@ class FollowedWal:
         tail.reconcile(wal)
         self.seen_to = wal.end_offset
         await self.begin(seen=True)
+
+    async def fill(self) -> None:
+        tail = self.tail
+        began = max(tail.committed_offset, self.wal.start_offset)
+        start = await tail.fill(self.wal)
+        assert start in (-1, began)
+        if start >= 0:
+            assert tail.warm_from == start
 
     async def check(self) -> None:
         tail = self.tail
@@ -158,3 +171,76 @@ def test_a_commit_of_many_small_records_is_taken_in_a_few_at_a_time() -> None:
     assert len(tail.records) == 500
     kept = tail.records.kept(7, 3000, 1)
     assert kept is not None and (kept.cache_start, kept.end_offset) == (0, 3000)
+
+
+class StreamOf:
+    """A WAL that one stream is written to, and what its tail gives to those who read it."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self.wal = MemoryWal(small(max_bytes=1 << 20))
+        self.tail = WarmTail(LogCache(bound_bytes), 0)
+        self._base = 0
+
+    async def append(self, count: int) -> list[WalRecord]:
+        """Append records that the tail does not learn of; return them."""
+        at = self.wal.end_offset
+        for _ in range(count):
+            self.wal.append(StreamAppend(1, 1, self._base, 1, [bytes(500)]))
+            self._base += 1
+        await asyncio.sleep(0)
+        return await self.wal.read_records(at, 1 << 20)
+
+    def read(self) -> list[int]:
+        """The offsets that are here from the first one on."""
+        end = self.tail.records.confirmed_end(1, 0, 0, self.wal.end_offset)
+        found = self.tail.records.read(1, 0, 0, end, 1 << 20)
+        return [] if found is None else [each.base_offset for each in found]
+
+
+async def test_what_another_role_has_written_is_read_while_more_comes() -> None:
+    one = StreamOf(1 << 20)
+    await one.wal.begin_epoch(1)
+    await one.append(20)
+    one.tail.reconcile(one.wal)
+    for record in await one.append(5):
+        one.tail.add(record)
+    assert one.read() == []
+    assert await one.tail.fill(one.wal) == 0
+    assert one.read() == list(range(25))
+    for record in await one.append(5):
+        one.tail.add(record)
+    assert one.read() == list(range(30)) and one.tail.is_complete(one.wal)
+
+
+async def test_of_what_has_no_room_nothing_stays() -> None:
+    one = StreamOf(17_000)  # for the bytes of the WAL, and not for the overhead of its records
+    await one.wal.begin_epoch(1)
+    await one.append(20)
+    one.tail.reconcile(one.wal)
+    for record in await one.append(5):
+        one.tail.add(record)
+    before = one.tail.cache.bytes
+    assert await one.tail.fill(one.wal) == -1
+    assert (one.tail.cache.bytes, len(one.tail.records)) == (before, 5)
+
+
+async def test_what_is_read_of_a_wal_that_is_cut_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = StreamOf(1 << 20)
+    await one.wal.begin_epoch(1)
+    await one.append(20)
+    one.tail.reconcile(one.wal)
+    read_records = one.wal.read_records
+
+    async def cut_after(start_offset: int, max_bytes: int) -> list[WalRecord]:
+        found = await read_records(start_offset, max_bytes)
+        await one.wal.promise(2)
+        await one.wal.truncate(found[9].end_offset, master_epoch=2)
+        one.tail.reconcile(one.wal)
+        return found
+
+    monkeypatch.setattr(one.wal, "read_records", cut_after)
+    assert await one.tail.fill(one.wal) == -1
+    assert (one.tail.cache.bytes, len(one.tail.records)) == (0, 0)
+    monkeypatch.undo()
+    assert await one.tail.fill(one.wal) == 0
+    assert one.read() == list(range(9)), "the tenth record is the ninth of the stream: an epoch's start comes first"

@@ -138,6 +138,24 @@ def test_without_a_rack_and_with_one_where_nobody_is_the_leader_is_read(hot: Hot
     assert served_bytes(hot, NEAR) == served_bytes(hot, THIRD) == 0
 
 
+def test_after_a_hand_over_the_old_leader_gives_consumers_what_is_not_in_the_bucket(tmp_path: Path) -> None:
+    with hot_cluster(tmp_path / "hot", {"upload": {"age_ms": 600_000}}, racks=True) as hot:
+        create_topic(hot.bootstrap, TOPIC, 1)
+        home = leader(hot)
+        other = NEAR if home != NEAR else LEADER
+        hot.elect(home, other)
+        produce(hot, 0, 20)
+        hot.elect(home, home)
+        hot.wait_full()
+        produce(hot, 20, 10)
+        near = consumer(hot, f"rack-{other}")
+        try:
+            read(near, 0, 30)
+        finally:
+            near.close()
+        assert served_bytes(hot, other) > 0
+
+
 class Fetching:
     """A consumer's connection to one broker, by hand."""
 
