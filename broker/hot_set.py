@@ -37,6 +37,7 @@ from tidelog.runtime.errors import Fenced, StorageFailed, TidelogError
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.inputs import HandedWal
 from tidelog.storage.replication.configuration import WalReplica
+from tidelog.storage.replication.following import Diverged
 from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.storage import Storage
 from tidelog.storage.wal.base import ReplicatedWal
@@ -163,7 +164,6 @@ class HotSet:
                 shared.door,
                 shared.world,
                 ReplicaEvents(
-                    diverged=self._diverged,
                     wal_failed=self._wal_failed,
                     readable=partial(shared.followed.confirmed, self.replica_set_id),
                     following=shared.followed.changed,
@@ -221,9 +221,6 @@ class HotSet:
             self._keeper.begin_within(storage.master_epoch)
         elif self._keeper.storage is storage:
             self._keeper.stand_up()
-
-    def _diverged(self, error: Exception) -> None:
-        self._failure = f"its WAL and its master's contradict each other: {error}"
 
     def _wal_failed(self, error: Exception) -> None:
         if self._hot is not None:
@@ -285,8 +282,8 @@ class HotSet:
 
     def problems(self) -> list[str]:
         """Return what is wrong with the replica, one sentence each."""
-        if self._failure:  # the duty has noted the same
-            return [f"the replica of replica set {self.replica_set_id} has stopped: {self._failure}"]
+        if why := self._stopped():  # the duty has noted the same
+            return [f"the replica of replica set {self.replica_set_id} has stopped: {why}"]
         found = self.duty.problems() if self.duty is not None else []
         if not found and (why := self._not_following(NOT_FOLLOWING_S)):
             found.append(f"the replica of replica set {self.replica_set_id} does not follow its master: {why}")
@@ -309,14 +306,21 @@ class HotSet:
             "durable_offset": wal.durable_offset,
             "confirm_offset": wal.confirm_offset,
             "promised_epoch": wal.promised_epoch,
-            "problem": self._failure or (duty.problem if duty is not None else "") or self._not_following() or None,
+            "problem": self._stopped() or (duty.problem if duty is not None else "") or self._not_following() or None,
             "master": self.master_status(),
         }
+
+    def _stopped(self) -> str:
+        """Return what has stopped the replica: for good, or until there is a master of a newer epoch; else empty."""
+        follower = self._replica.follower if self._replica is not None else None
+        if not self._failure and follower is not None and isinstance(follower.stopped, Diverged):
+            return f"its WAL and its master's contradict each other: {follower.stopped}"
+        return self._failure
 
     def _not_following(self, for_s: float = 0.0) -> str:
         """Return why it has not received from its master for so long, though it is to follow it; empty if it does."""
         follower = self._replica.follower if self._replica is not None else None
-        if follower is None or follower.failing_since is None or self._failure:
+        if follower is None or follower.failing_since is None or self._stopped():
             return ""
         is_long = self._shared.base.world.clock.monotonic() - follower.failing_since >= for_s
         return follower.problem if is_long else ""

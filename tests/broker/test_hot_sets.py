@@ -31,6 +31,7 @@ from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import FoundWal, WalNote, WalVerdict, judge, note_in
 from tidelog.runtime.errors import ConfigError, CorruptData
+from tidelog.storage.replication.following import Diverged, Match, WalFollower
 from tidelog.storage.wal.base import WalFull
 from tidelog.storage.wal.disk.wal import DiskWal
 
@@ -126,6 +127,30 @@ def test_what_stopped_a_replica_is_told_once(tmp_path: Path, monkeypatch: pytest
         assert sorted(each.split(" has stopped")[0] for each in told) == [
             f"the replica of replica set {each}" for each in (1, 2, 3)
         ]
+
+
+def test_a_replica_that_contradicted_its_master_and_follows_the_next_one_is_no_problem_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        hot_sets, sets = cluster.nodes[2].parts.data.hot_sets, cluster.nodes[1].controller.replica_sets
+
+        def contradicts(*_arguments: object) -> Match:
+            raise Diverged("they part below what is confirmed")
+
+        def elect() -> None:
+            cluster.run(sets.begin_election(1, record(cluster, 1).master_epoch, "a test", designated=1))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(WalFollower, "matched", contradicts)
+            elect()
+            wait_until(lambda: any("has stopped: its WAL" in each for each in hot_sets.problems()), "it says so")
+            replica = hot_sets.get(1)
+            assert replica is not None and "contradict each other" in replica.report()["problem"]
+        elect()
+        wait_until(lambda: record(cluster, 1).master == 1 and is_whole(cluster), "all follow the next master")
+        wait_until(lambda: hot_sets.problems() == [], "nothing is wrong any more", 20.0)
 
 
 def test_a_follower_that_has_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
