@@ -93,6 +93,8 @@ class HotSets:
         self._sets: dict[int, HotSet] = {}
         self._failures: dict[int, str] = {}
         """Why a replica could not be opened, or deleted, by replica set."""
+        self._dropping: set[int] = set()
+        """Sets whose replicas are to be closed and deleted. One that is wanted again meanwhile begins anew after."""
         self._strays: set[int] = set()
         """Sets of which there were files at the start, and that are not wanted."""
         self._rejected: list[str] = []
@@ -181,7 +183,8 @@ class HotSets:
         kept = wanted | self._sets.keys() | self._strays
         self._failures = {each: why for each, why in self._failures.items() if each in kept}
         removed = {each for each, one in self._sets.items() if one.is_removed}  # some may be wanted again
-        for replica_set in sorted(self._sets.keys() - wanted | removed):
+        self._dropping |= self._sets.keys() - wanted | removed
+        for replica_set in sorted(self._dropping):
             await self._drop(shared, replica_set)
         await self._clear(shared, wanted)
         await self._replace_rejected(shared)
@@ -195,7 +198,9 @@ class HotSets:
         assert self._disks is not None
         image = shared.base.image()
         for replica_set, one in list(self._sets.items()):
-            if not one.is_rejected or not _is_led_by_another(image, replica_set, shared.base.broker_id):
+            if not one.is_rejected or replica_set in self._dropping:
+                continue
+            if not _is_led_by_another(image, replica_set, shared.base.broker_id):
                 continue
             try:
                 await one.close(upload=False)
@@ -247,7 +252,10 @@ class HotSets:
         return True
 
     async def _drop(self, shared: HotShared, replica_set: int) -> None:
-        """Close a replica that is not wanted any more, and delete its files; keep those of the broker's own set."""
+        """Close a replica that was not wanted any more, and delete its files; keep those of the broker's own set.
+
+        What fails is tried again until it is done, whatever is wanted by then: it is closed, or half deleted.
+        """
         assert self._disks is not None
         one = self._sets[replica_set]
         try:
@@ -258,6 +266,7 @@ class HotSets:
             self._note(replica_set, "cannot be deleted", error)
             return
         del self._sets[replica_set]
+        self._dropping.discard(replica_set)
         self._failures.pop(replica_set, None)
         logger.info("a replica was deleted: it is not in its set any more", extra={"set": replica_set})
 

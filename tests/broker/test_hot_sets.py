@@ -30,7 +30,8 @@ from tidelog.cli.subcommands.wal import wal
 from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import FoundWal, WalNote, WalVerdict, judge, note_in
-from tidelog.runtime.errors import ConfigError, CorruptData
+from tidelog.process.replica_disks import DirectoryReplicaDisks
+from tidelog.runtime.errors import ConfigError, CorruptData, StorageFailed
 from tidelog.storage.replication.following import Diverged, Match, WalFollower
 from tidelog.storage.wal.base import WalFull
 from tidelog.storage.wal.disk.wal import DiskWal
@@ -227,6 +228,30 @@ def test_a_replica_that_was_removed_is_deleted_and_one_that_is_assigned_joins(tm
         cluster.run(cluster.start_broker(old))
         wait_until(lambda: not kept.exists(), "the replica was deleted")
         assert others() == (new,)
+
+
+def test_a_replica_that_could_not_be_deleted_begins_anew_when_it_is_wanted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path, brokers=3, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 2, "the set has a second member")
+        sets = cluster.nodes[1].controller.replica_sets
+        one = next(each for each in (2, 3) if each in record(cluster, 1).members)
+        cluster.run(sets.assign_replica(1, 5 - one))
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 3, "the set has a third member")
+        hot_sets = cluster.nodes[one].parts.data.hot_sets
+
+        async def is_stuck(_self: DirectoryReplicaDisks, _replica_set: int) -> None:
+            raise StorageFailed("the directory cannot be deleted: Input/output error")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(DirectoryReplicaDisks, "remove", is_stuck)
+            cluster.run(sets.retire_replica(1, one))
+            wait_until(lambda: one not in record(cluster, 1).members, "it has left")
+            wait_until(lambda: any("cannot be deleted" in each for each in hot_sets.problems()), "it says so")
+        cluster.run(sets.assign_replica(1, one))
+        wait_until(lambda: one in record(cluster, 1).sync_state_set, "it is in sync again", 30.0)
+        wait_until(lambda: not any("deleted" in each for each in hot_sets.problems()), "nothing is wrong any more")
 
 
 def test_a_learner_receives_everything_is_not_counted_and_is_promoted_without_receiving_it_again(
