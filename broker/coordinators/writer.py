@@ -8,6 +8,7 @@ producer's transaction and markers pass through the same queue; the log may refu
 Bound of the log: when it has grown by more than `max(1 MiB, 2 × live)` over its live content, all live records are
 appended again (a snapshot); once these are confirmed, the records before them are deleted. A crash in between leaves
 old records followed by the same state, so replaying gives the same result; readers see ordinary records throughout.
+To delete may take a word of the controller, which may be away for long: writes do not wait for it.
 
 Pending records are part of a snapshot: they are written again as batches of the same producers, and belong to the
 same transactions. To keep the old ones instead, from the first open transaction on, would be less to write, but nothing
@@ -36,7 +37,7 @@ from tidelog.broker.coordinators.errors import WriteError
 from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
-from tidelog.runtime.task_errors import ERRORS
+from tidelog.runtime.task_errors import ERRORS, expected
 from tidelog.runtime.tasks import TaskSet
 from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, TransactionNotVerified
 
@@ -140,6 +141,7 @@ class StateWriter:
         self._live_bytes = 0
         self._trim_to: int | None = None
         """Records before this offset are replaced by a confirmed snapshot."""
+        self._trimming: asyncio.Task[None] | None = None
         self._tidy_not_before = 0.0
 
     @property
@@ -181,8 +183,9 @@ class StateWriter:
     def close(self) -> None:
         """Stop because this broker no longer leads: fail all waiting writes."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._trimming):
+            if task is not None:
+                task.cancel()
         self._fail_all()
 
     def _wake(self) -> None:
@@ -370,7 +373,7 @@ class StateWriter:
 
     async def _tidy(self) -> None:
         garbage = self._log_bytes - self._live_bytes
-        if self._closed:
+        if self._closed or self._trimming is not None:
             return
         due = self._trim_to is not None or garbage > max(MIN_GARBAGE_BYTES, GARBAGE_FACTOR * self._live_bytes)
         if not due or self._clock.monotonic() < self._tidy_not_before:
@@ -379,13 +382,21 @@ class StateWriter:
         if self._trim_to is None and not await self._snapshot():
             return
         assert self._trim_to is not None
+        name = f"trim-{self._log.topic}-{self._log.partition}"
+        self._trimming = self._tasks.spawn(self._trim(self._trim_to), name)
+
+    async def _trim(self, offset: int) -> None:
+        """Delete what a snapshot has replaced."""
         try:
-            await self._log.delete_records(self._trim_to)
-        except TidelogError as error:
+            await self._log.delete_records(offset)
+        except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+            error = expected(self._log.topic, failure)
             logger.warning("coordinator's partition is not trimmed; will try again", extra=self._ids(error))
-            return
-        self._trim_to = None
-        self._tidy_not_before = 0.0
+        else:
+            self._trim_to = None
+            self._tidy_not_before = 0.0
+        finally:
+            self._trimming = None
 
     async def _snapshot(self) -> bool:
         """Append all live records and wait until they are confirmed. Nothing else is appended meanwhile."""
