@@ -5,7 +5,7 @@ partitions of `__consumer_offsets` pass through the group coordinator, which dec
 `__transaction_state` takes none: no transaction has records there, and its coordinator could not read the log again.
 
 Invariants: an answer of 0 means that the marker is confirmed. One of another code means that it may be written or not,
-and may be written again.
+and may be written again. What one partition raises concerns no other.
 
 Entry: `MarkerWriter.write`.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from tidelog.broker.txn.calls import MarkerParams, TopicPartition
 from tidelog.runtime.errors import Overloaded, TidelogError
+from tidelog.runtime.task_errors import as_unavailable
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
@@ -67,6 +68,8 @@ class MarkerWriter:
             code = _REQUEST_TIMED_OUT
         except TidelogError as error:
             code = error.kafka_code
+        except Exception as failure:  # noqa: BLE001  # whatever it is: the markers of other partitions are told theirs
+            code = as_unavailable("txn-markers", failure).kafka_code
         return _NOT_LEADER_OR_FOLLOWER if code in _MOVED else code
 
 

@@ -8,10 +8,11 @@ records of transactions and take no markers.
 
 A partition that answers INVALID_PRODUCER_EPOCH has a newer epoch of the producer, and with it nothing of this
 transaction that is open: it counts as marked. One that answers TRANSACTION_COORDINATOR_FENCED has a marker of a newer
-coordinator: the job ends, for the newer one sends these markers, too. All other errors are retried for ever.
+coordinator: the job ends, for the newer one sends these markers, too. All other errors are retried for ever, those that
+nobody expects as well: a marker that is not sent holds its partition's readers, one that is sent twice changes nothing.
 
 Invariants: each partition of a job is told to the job's owner at most once; nothing is told after `drop`; a broker gets
-one call at a time, of at most `MAX_PARTITIONS_A_CALL` partitions.
+one call at a time, of at most `MAX_PARTITIONS_A_CALL` partitions; what one job's owner raises concerns no other job.
 
 Entry: `MarkerSender.send`.
 """
@@ -33,8 +34,9 @@ from tidelog.broker.txn.errors import TxnError
 from tidelog.broker.txn.state import Markers
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import TidelogError
 from tidelog.runtime.log_limit import LogLimiter
-from tidelog.runtime.task_errors import expected
+from tidelog.runtime.task_errors import ERRORS, as_unavailable
 from tidelog.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ CALL_S = 10.0
 RETRY_BASE_S, RETRY_CAP_S = 0.02, 1.0
 """Pauses before what failed is routed again."""
 _NOBODY = -1
+_PLACE = "txn-markers"
+"""For exceptions that nobody expects."""
 
 WriteHere = Callable[[list[MarkerParams]], Awaitable[list[list[int]]]]
 """Writes markers to partitions that this broker leads; returns an error code for each, in order."""
@@ -103,7 +107,7 @@ class MarkerSender:
         self._retrying = False
         self._jobs: dict[Hashable, dict[MarkerJob, None]] = {}
         self._left: dict[MarkerJob, int] = {}
-        self._tasks = TaskSet("txn-markers")
+        self._tasks = TaskSet(_PLACE)
         self._limiter = LogLimiter(logger, clock, burst=5, period_s=10.0)
         self.counts = {"written": 0, "retried": 0, "fenced": 0}
         """Partitions that have got their marker; that are asked again; jobs that a newer coordinator has ended."""
@@ -201,12 +205,13 @@ class MarkerSender:
             else:
                 raw = await self._calls.call(broker_id, MARKERS, MarkersParams(params), CALL_S)
                 codes = read_codes_of_markers(raw, params)
-        except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+        except Exception as failure:  # noqa: BLE001  # whatever it is, also a failed assertion: others wait behind it
+            error = failure if isinstance(failure, TidelogError) else as_unavailable(_PLACE, failure)
             self._limiter.line(
                 f"call-{broker_id}",
                 logging.WARNING,
                 "markers of transactions are not delivered; will try again",
-                {"broker": broker_id, "partitions": len(entries), "error": str(expected("txn-markers", failure))},
+                {"broker": broker_id, "partitions": len(entries), "error": str(error)},
             )
             for entry in entries:
                 self._later(entry)
@@ -259,7 +264,10 @@ class MarkerSender:
             self._left[job] -= len(partitions)
             if self._left[job] == 0:
                 self._end(job)
-            job.marked(job.markers, partitions)
+            try:
+                job.marked(job.markers, partitions)
+            except Exception as error:  # noqa: BLE001  # the other jobs, and what is still to be routed, go on
+                ERRORS.note(_PLACE, error, ended=False)
 
 
 def _params(job: MarkerJob, partitions: list[TopicPartition]) -> MarkerParams:

@@ -145,6 +145,35 @@ async def test_what_fails_is_asked_again_at_the_present_leader(world: World) -> 
     assert sorted(world.told) == sorted(world.image.of)
 
 
+async def test_an_assertion_that_fails_in_a_call_takes_no_marker_along(world: World) -> None:
+    world.image.of = {("t", index): HERE for index in range(3)}
+    world.answers[("t", 0)] = [AssertionError("a defect")]
+    world.sender.send(world.job("shard", [("t", 0)]))
+    world.sender.send(world.job("other", [("t", 1)]))
+    await asyncio.sleep(0)  # the next one waits for the end of the call
+    world.sender.send(world.job("third", [("t", 2)]))
+    await world.settled()
+    assert sorted(world.told) == sorted(world.image.of)
+
+
+async def test_what_the_owner_of_a_job_raises_concerns_no_other(world: World) -> None:
+    world.image.of = {("t", 0): -1, ("t", 1): HERE}
+    world.answers[("t", 1)] = [NOT_LEADER, NOT_LEADER]
+
+    def odd(given: Markers, found: Iterable[tuple[str, int]]) -> None:
+        raise KeyError("a defect")
+
+    job = world.job("odd", [("t", 0)])
+    job.marked = odd
+    world.sender.send(job)
+    await asyncio.sleep(1)
+    del world.image.of["t", 0]  # told to the owner when it is routed again
+    await world.settled()
+    world.sender.send(world.job("shard", [("t", 1)]))
+    await world.settled()
+    assert world.told == [("t", 1)]
+
+
 async def test_a_deleted_topic_needs_no_marker(world: World) -> None:
     world.image.of = {("t", 0): THERE}
     world.sender.send(world.job("shard", [("t", 0), ("gone", 0)]))

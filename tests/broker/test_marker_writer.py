@@ -1,0 +1,34 @@
+"""Markers on partition logs over the whole storage."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.kafka_world import KafkaWorld, batch
+from tidelog.broker.txn.calls import MarkerParams
+from tidelog.stream.partition_log import PartitionLog
+
+REQUEST_TIMED_OUT = 7
+
+
+async def test_what_one_partition_raises_concerns_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with KafkaWorld(groups=True) as world:
+        await world.topic("t", 2)
+        for index in range(2):
+            log = world.log("t", index)
+            guard = log.begin_verification(7, 0)
+            records = batch(b"v", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+            await log.wait_acked(log.append(memoryview(bytearray(records)), guard=guard).wal_end)
+
+        def odd(log: PartitionLog) -> None:
+            if log.partition == 0:
+                raise KeyError("a defect")
+
+        monkeypatch.setattr(PartitionLog, "check_writable", odd)
+        marker = MarkerParams(7, 0, True, 1, 0, [("t", 0), ("t", 1)])
+        assert await world.services.marker_writer.write([marker]) == [[REQUEST_TIMED_OUT, 0]]
+        assert [world.log("t", index).last_stable_offset for index in range(2)] == [0, 2]
+
+        monkeypatch.undo()
+        assert await world.services.marker_writer.write([marker]) == [[0, 0]]
+        assert world.log("t", 0).last_stable_offset == 2
