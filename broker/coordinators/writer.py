@@ -166,10 +166,10 @@ class StateWriter:
     def loaded(self, log_bytes: int) -> None:
         """Set the size of the loaded log, and start a snapshot if it is needed."""
         self._log_bytes = log_bytes
-        self._live_bytes = sum(len(key) + len(value) for key, value in self._store.live_records())
+        self._live_bytes = _size(self._store.live_records())
         if isinstance(self._store, TransactionalStore):
             batches = (records for _, records in self._store.pending_records())
-            self._live_bytes += sum(len(key) + len(value or b"") for records in batches for key, value in records)
+            self._live_bytes += sum(map(_size, batches))
         self._wake()
 
     def submit(self, write: Write) -> None:
@@ -251,13 +251,18 @@ class StateWriter:
         """Plain writes that follow each other share batches; each of the others has its own."""
         parts: list[_Part] = []
         for is_plain, some in itertools.groupby(writes, lambda write: write.of is None):
-            if is_plain:
-                plain = list(some)
-                records = [record for write in plain for record in write.build()]
-                parts.append(_Part(plain, self._batches(records), self._log.append_internal))
-            else:
-                parts += map(self._special_part, some)
+            each = list(some)
+            parts += self._plain_parts(each) if is_plain else map(self._special_part, each)
         return parts
+
+    def _plain_parts(self, writes: Sequence[Write]) -> Iterator[_Part]:
+        """A write larger than a batch shares none: the log may refuse it for its size, and all that is in its part."""
+        built = [(write, write.build()) for write in writes]
+        for is_large, some in itertools.groupby(built, lambda one: _size(one[1]) > BATCH_BYTES):
+            run = list(some)
+            for together in [[one] for one in run] if is_large else [run]:
+                records = [record for _, records in together for record in records]
+                yield _Part([write for write, _ in together], self._batches(records), self._log.append_internal)
 
     def _special_part(self, write: Write) -> _Part:
         of = write.of
@@ -433,3 +438,7 @@ class StateWriter:
             "leader_epoch": self._log.leader_epoch,
             "error": str(error),
         }
+
+
+def _size(records: Iterable[KeyValue]) -> int:
+    return sum(len(key) + len(value or b"") for key, value in records)

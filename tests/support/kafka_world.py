@@ -198,6 +198,7 @@ class KafkaWorld:
         *,
         brokers: Sequence[int] = (NODE_ID,),
         kafka: KafkaSettings | None = None,
+        wal: WalSettings | None = None,
         upload: UploadSettings | None = None,
         cache: CacheSettings | None = None,
         apis: Sequence[ApiHandler] = APIS,
@@ -211,6 +212,7 @@ class KafkaWorld:
         for broker in brokers:
             self.controller.register(broker)
         self._clock = clock or SystemClock()
+        self._wal_settings = wal or WalSettings()
         self._upload = upload or UploadSettings(age_ms=3_600_000)
         self._cache = cache or CacheSettings()
         self._apis = apis
@@ -227,7 +229,7 @@ class KafkaWorld:
 
     async def __aenter__(self) -> Self:
         self.transactions = ScriptedTransactions()
-        self.wal = MemoryWal(WalSettings())
+        self.wal = MemoryWal(self._wal_settings)
         self.store = MemoryObjectStore()
         self.storage = Storage(
             ReplicaSetData(CLUSTER_ID, NODE_ID, self.wal, self.store, self.controller, single_member=False),
