@@ -465,14 +465,27 @@ class Cluster:
         future: Future[Any] = self._admin.alter_consumer_group_offsets(asked, request_timeout=ANSWER_S)[group]
         return future
 
+    def log_ends(self, readable: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Return where partitions end that are readable up to these offsets, which were asked for before.
+
+        With `read_committed` that is behind the last stable offset, while a transaction is open.
+        """
+        return self._offsets(dict.fromkeys(readable, LATEST), False) if self.options.is_committed_only else {**readable}
+
     def offsets(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Return offsets for `EARLIEST`, `LATEST`, or timestamps (ms) of partitions; -1: no record is that late."""
+        """Return offsets for `EARLIEST`, `LATEST`, or timestamps (ms) of partitions; -1: no record is that late.
+
+        With `read_committed` the latest one is the last stable offset.
+        """
+        return self._offsets(wanted, self.options.is_committed_only)
+
+    def _offsets(self, wanted: Mapping[Partition, int], is_committed_only: bool) -> dict[Partition, int]:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
         spec: Any = OffsetSpec
         named = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
-        level = IsolationLevel.READ_COMMITTED if self.options.is_committed_only else IsolationLevel.READ_UNCOMMITTED
+        level = IsolationLevel.READ_COMMITTED if is_committed_only else IsolationLevel.READ_UNCOMMITTED
         asked = {TopicPartition(*place): named.get(at) or spec.for_timestamp(at) for place, at in wanted.items()}
         if not asked:
             return {}

@@ -112,7 +112,8 @@ class _Ends(NamedTuple):
     log: Position
     """Where they end."""
     readable: dict[Partition, int]
-    """Up to where they are read; with `tail = skip` a query may have begun behind that."""
+    """Up to where they are read. A query may be behind that: with `tail = skip` it may have begun there, and with
+    `read_committed` it may have got there before it was told to read so."""
 
 
 class _Query:
@@ -202,7 +203,7 @@ class _Query:
             ends = self._cluster.offsets({place: LATEST for place in known if place[0] in ids})
             readable = ends if self._options.reads_tail else self._uploaded(ends)
             self.seen = Position.of(readable, ids)
-            return _Ends(Position.of(ends, ids), readable)
+            return _Ends(Position.of(self._cluster.log_ends(ends), ids), readable)
 
         return retried(found)
 

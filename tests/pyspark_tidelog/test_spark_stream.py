@@ -357,3 +357,21 @@ def test_what_transactions_have_aborted_is_not_read_from_the_bucket(world: World
     everything = query(**options)
     markers = {4, 9, 19, 21, 23}
     assert [row["offset"] for row in everything.batch()] == [at for at in range(24) if at not in markers]
+
+
+def test_a_query_that_reads_committed_only_from_now_on_waits_for_the_transaction_that_it_is_in(
+    world: World, query: Any
+) -> None:
+    create_topic(world.bootstrap, "stricter", 1)
+    world.produce("stricter", 0, 0, 2)
+    begun = transact(world, "stricter", "stricter", [3])
+    lax = query(subscribe="stricter", startingOffsets="earliest")
+    assert [row["offset"] for row in lax.batch()] == [0, 1, 2, 3, 4], "it goes past the last stable offset"
+    options = {"subscribe": "stricter", "kafka.isolation.level": "read_committed"}
+    for more in ({}, {"failOnDataLoss": "false"}, {"tail": "skip"}):
+        assert query(lax.at, **options, **more).end() == lax.at, "nothing was lost, and nothing is read again"
+    strict = query(lax.at, **options)
+    begun.commit_transaction()  # marker 5
+    world.produce("stricter", 0, 0, 1)
+    until(lambda: strict.end() != strict.at)
+    assert [row["offset"] for row in strict.batch()] == [6]

@@ -12,6 +12,7 @@ from pyspark_tidelog.jobs.table.state import (
     SnapshotFact,
     TableState,
     attempt_name,
+    check_ends,
     find_state,
     next_chunk,
     read_state,
@@ -166,8 +167,15 @@ def test_chunks_are_bounded_and_together_all_that_is_there(topic: dict[int, tupl
 
 
 def test_a_partition_that_ends_before_what_the_table_has_is_an_error() -> None:
+    state = TableState("t", "id", next={3: 9})
+    check_ends(state, {3: 9, 4: 0})
     with pytest.raises(NotFound, match="t-3 ends at offset 5, and the table has it up to 9"):
-        next_chunk(TableState("t", "id", next={3: 9}), {3: 5}, {3: 0}, 100)
+        check_ends(state, {3: 5})
+
+
+def test_a_partition_that_may_be_read_up_to_less_than_the_table_has_is_waited_for() -> None:
+    state = TableState("t", "id", next={3: 9})
+    assert next_chunk(state, {3: 5, 4: 2}, {3: 0, 4: 0}, 100) == {4: (0, 2)}, "a transaction is open at 5"
 
 
 def test_names_of_attempts_sort_by_number() -> None:

@@ -43,7 +43,7 @@ from pyspark_tidelog.jobs.table.schemas import (
     quarantine_schema,
     raw_fields,
 )
-from pyspark_tidelog.jobs.table.state import TableState, attempt_name, next_chunk
+from pyspark_tidelog.jobs.table.state import TableState, attempt_name, check_ends, next_chunk
 from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, append, catalog_file, open_catalog, store_errors
 from pyspark_tidelog.jobs.table.tasks import IngestPlan, TaskOutcome, ingest, observe
 from pyspark_tidelog.jobs.table.upserts import KEY_TYPES, Upsert
@@ -166,6 +166,7 @@ def plan(options: TableOptions) -> TablePlan:
     with store_errors():
         table = _existing(options)
     state = _checked_state(options, table, ends.topic_id)
+    check_ends(state, ends.log_end)
     ranges = next_chunk(state, ends.end, ends.first, 1 << 62)
     offsets = sum(end - start for start, end in ranges.values())
     fields = table.table.schema().fields if table is not None else tuple(_first_fields(options) or ())
@@ -301,6 +302,7 @@ class Ingestion:
         table.reload()
         self._prepare(table)
         state = _checked_state(self._options, table, ends.topic_id)
+        check_ends(state, ends.log_end)
         self._settle_quarantine(table)
         if not self.is_clean:
             self._clean(table)

@@ -29,6 +29,8 @@ class TopicEnds(NamedTuple):
     first: Mapping[int, int]
     """Partition → the first offset that exists."""
     end: Mapping[int, int]
+    """Up to where it is read: with `read_committed` the last stable offset."""
+    log_end: Mapping[int, int]
 
 
 class TopicReads:
@@ -53,6 +55,7 @@ class TopicReads:
             topic_id,
             {partition: offset for (_, partition), offset in first.items()},
             {partition: offset for (_, partition), offset in end.items()},
+            {partition: offset for (_, partition), offset in cluster.log_ends(end).items()},
         )
 
     def topic_id(self) -> str:

@@ -11,7 +11,7 @@ Invariants: `number` grows by at least one with each commit; a commit of number 
 before it and on no other, so what was written for a number that is reached already can never be committed
 (`pyspark_tidelog.jobs.table.attempts`); `next` never goes back but by a rollback of the table.
 
-Entry: `TableState`, `find_state`, `next_chunk`.
+Entry: `TableState`, `find_state`, `check_ends`, `next_chunk`.
 """
 
 from __future__ import annotations
@@ -151,25 +151,27 @@ def find_state(
     )
 
 
+def check_ends(state: TableState, log_ends: Mapping[int, int]) -> None:
+    """Raise `NotFound` when a partition ends before what the table has of it."""
+    for partition, end in log_ends.items():
+        if end < state.next.get(partition, 0):
+            raise NotFound(
+                f"{state.topic}-{partition} ends at offset {end}, and the table has it up to {state.next[partition]}",
+                hint="the topic has lost records, or this is another cluster",
+            )
+
+
 def next_chunk(
     state: TableState, ends: Mapping[int, int], firsts: Mapping[int, int], max_offsets: int
 ) -> dict[int, tuple[int, int]]:
     """Return the offsets `[start, end)` of each partition for the next commit, at most `max_offsets` in all.
 
     What is there is shared out evenly; what a partition does not need is left to others. `firsts` are the first
-    offsets that exist, at which a partition begins that the table has nothing of. Raises `NotFound` when a partition
-    ends before what the table has of it.
+    offsets that exist, at which a partition begins that the table has nothing of. `ends` are those up to which it may
+    be read, and may lie before what the table has.
     """
     assert max_offsets > 0
-    starts = {}
-    for partition, end in ends.items():
-        start = state.next.get(partition, firsts[partition])
-        if end < start:
-            raise NotFound(
-                f"{state.topic}-{partition} ends at offset {end}, and the table has it up to {start}",
-                hint="the topic has lost records, or this is another cluster",
-            )
-        starts[partition] = start
+    starts = {partition: state.next.get(partition, firsts[partition]) for partition in ends}
     wanted = {partition: ends[partition] - start for partition, start in starts.items() if ends[partition] > start}
     shares: dict[int, int] = {}
     left = max_offsets
