@@ -181,7 +181,7 @@ def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
     """Read what is not in the bucket yet from the partition's leader."""
     from confluent_kafka import KafkaError, TopicPartition
 
-    from pyspark_tidelog.rows import RowCollector
+    from pyspark_tidelog.rows import AT_ONCE, RowCollector
 
     options = context.options
     consumer = _consumer(options)
@@ -191,7 +191,7 @@ def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
         consumer.assign([TopicPartition(task.topic, task.partition, task.start)])
         while at < task.end:
             before = at
-            for message in consumer.consume(10_000, 1.0):
+            for message in consumer.consume(AT_ONCE, 1.0):
                 error = message.error()
                 if error is not None:
                     if error.code() == KafkaError._PARTITION_EOF:  # its public name
@@ -207,14 +207,14 @@ def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
                 at = offset + 1
                 if offset < task.end:
                     rows.add(message)
+                if rows.is_full:
+                    yield rows.take()
             if at > before:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > TAIL_IDLE_S:
                 raise Unavailable(
                     f"{task.topic}-{task.partition}: no broker gives offset {at} within {TAIL_IDLE_S:g} s: {problem}"
                 )
-            if rows.is_full:
-                yield rows.take()
     finally:
         consumer.close()
     _check_same_topic(task, context)  # the leader was asked by the topic's name

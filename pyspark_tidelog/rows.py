@@ -12,6 +12,10 @@ import pyarrow as pa
 from pyspark_tidelog.columns import arrow_schema
 
 ROWS = 10_000
+BYTES = 16 << 20
+"""Bytes of keys, values and headers after which an Arrow batch is given out, as of what is in the bucket."""
+AT_ONCE = 100
+"""Messages that a client is asked for at once: it holds them all as Python objects, however large they are."""
 
 
 class RowCollector:
@@ -21,6 +25,7 @@ class RowCollector:
         self._schema = arrow_schema(include_headers=include_headers)
         self._include_headers = include_headers
         self._rows: list[tuple[Any, ...]] = []
+        self._size = 0
 
     @property
     def rows(self) -> int:
@@ -30,16 +35,18 @@ class RowCollector:
     @property
     def is_full(self) -> bool:
         """Whether `take` is due."""
-        return len(self._rows) >= ROWS
+        return len(self._rows) >= ROWS or self._size >= BYTES
 
     def add(self, message: Any) -> None:
         """Add a message."""
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
         kind, timestamp_ms = message.timestamp()
+        key, value = message.key(), message.value()
+        self._size += len(key or b"") + len(value or b"")
         row: tuple[Any, ...] = (
-            message.key(),
-            message.value(),
+            key,
+            value,
             message.topic(),
             message.partition(),
             message.offset(),
@@ -47,13 +54,14 @@ class RowCollector:
             int(kind == TIMESTAMP_LOG_APPEND_TIME),
         )
         if self._include_headers:
-            headers = message.headers()
-            row = (*row, [{"key": key, "value": value} for key, value in headers] if headers else None)
+            headers = message.headers() or ()
+            self._size += sum(len(name) + len(each or b"") for name, each in headers)
+            row = (*row, [{"key": name, "value": each} for name, each in headers] or None)
         self._rows.append(row)
 
     def take(self) -> pa.RecordBatch:
         """Return the rows collected so far, and begin anew."""
         columns = list(zip(*self._rows, strict=True))
-        self._rows = []
+        self._rows, self._size = [], 0
         arrays = [pa.array(column, type=kind.type) for column, kind in zip(columns, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

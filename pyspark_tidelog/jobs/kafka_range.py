@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark_tidelog.reading import lost
-from pyspark_tidelog.rows import RowCollector
+from pyspark_tidelog.rows import AT_ONCE, RowCollector
 from tidelog.runtime.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 IDLE_S = 60.0
 """A broker that tells nothing new for so long ends the task with an error."""
-BATCH_BYTES = 8 << 20
-"""Bytes of keys and values after which rows are given out."""
 
 
 def read_range(
@@ -47,7 +45,7 @@ def read_range(
         }
     )
     place = TopicPartition(topic, partition, start)
-    rows, size = RowCollector(include_headers=True), 0
+    rows = RowCollector(include_headers=True)
     at, problem, heard_s = start, "it tells nothing", time.monotonic()
     try:
         _check_exists(consumer, topic, partition)
@@ -55,14 +53,15 @@ def read_range(
         while at < end:
             before = at
             message: Any
-            for message in consumer.consume(1_000, 1.0):
+            for message in consumer.consume(AT_ONCE, 1.0):
                 error = message.error()
                 if error is None:
                     offset = message.offset()
                     at = offset + 1
                     if offset < end:
                         rows.add(message)
-                        size += len(message.value() or b"") + len(message.key() or b"")
+                    if rows.is_full:
+                        yield rows.take()
                 elif error.code() == KafkaError._PARTITION_EOF:
                     at = max(at, message.offset())
                 elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -75,9 +74,6 @@ def read_range(
             elif time.monotonic() - heard_s > IDLE_S:
                 _check_exists(consumer, topic, partition)
                 raise Unavailable(f"{topic}-{partition}: no broker gives offset {at} within {IDLE_S:g} s: {problem}")
-            if rows.rows and (rows.is_full or size >= BATCH_BYTES):
-                yield rows.take()
-                size, heard_s = 0, time.monotonic()
     finally:
         consumer.close()
     if rows.rows:

@@ -375,3 +375,16 @@ def test_a_query_that_reads_committed_only_from_now_on_waits_for_the_transaction
     world.produce("stricter", 0, 0, 1)
     until(lambda: strict.end() != strict.at)
     assert [row["offset"] for row in strict.batch()] == [6]
+
+
+def test_large_records_of_the_tail_come_in_batches_of_bounded_size(world: World, query: Any) -> None:
+    create_topic(world.bootstrap, "large", 1)
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    for _ in range(60):
+        producer.produce("large", bytes(900_000), partition=0)
+    assert producer.flush(60) == 0
+    one = query(subscribe="large", startingOffsets="earliest")
+    (task,) = pickle.loads(pickle.dumps(one.reader.partitions(one.at, one.end())))
+    assert task.task.is_tail, "nothing is uploaded"
+    sizes = [batch.num_rows for batch in one.reader.read(task)]
+    assert sizes == [19, 19, 19, 3], "16 MiB and what the last record has more"

@@ -1,0 +1,59 @@
+"""Messages of a client to Arrow batches, without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_tidelog.rows import BYTES, ROWS, RowCollector
+
+
+class TailMessage:
+    """A message as confluent-kafka has it."""
+
+    def __init__(self, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> None:
+        self._key, self._value, self._headers = key, value, headers
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return 7
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_700_000_000_000
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return self._headers
+
+
+LARGE = bytes(1 << 20)
+
+
+@pytest.mark.parametrize(
+    "message", [TailMessage(LARGE, None, None), TailMessage(None, LARGE, []), TailMessage(None, None, [("h", LARGE)])]
+)
+def test_rows_are_given_out_by_their_bytes_too(message: TailMessage) -> None:
+    rows = RowCollector(include_headers=True)
+    for _ in range(2):
+        while not rows.is_full:
+            rows.add(message)
+        assert BYTES <= rows.take().nbytes < BYTES + 2 * len(LARGE)
+
+
+def test_rows_are_given_out_by_their_number() -> None:
+    rows = RowCollector(include_headers=False)
+    for _ in range(ROWS):
+        assert not rows.is_full
+        rows.add(TailMessage(None, b"v", None))
+    assert rows.is_full
+    assert rows.take().num_rows == ROWS
+    assert not rows.is_full
