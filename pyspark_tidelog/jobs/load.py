@@ -36,6 +36,11 @@ OVERHEAD_BYTES = 100
 _CORRUPT = "_tidelog_corrupt"
 _PROBLEM = "_tidelog_problem"
 _FILE = "_tidelog_file"
+_FORMATS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS[XXX]",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options of Spark's `to_json`, whose own formats cut timestamps off to milliseconds."""
 _ONE_SPLIT = "spark.sql.files.maxPartitionBytes"
 
 
@@ -186,7 +191,7 @@ def _record(rows: DataFrame, options: LoadOptions) -> list[Column]:
 
     if options.value == JSON:
         whole = f.struct(*[rows[f"`{name}`"] for name in _columns(rows)])
-        found = [f.to_json(whole, {"ignoreNullFields": "false"}).alias("value")]
+        found = [f.to_json(whole, {**_FORMATS, "ignoreNullFields": "false"}).alias("value")]
     else:
         found = [_as_bytes(rows, options.value).alias("value")]
     if options.key:
@@ -204,7 +209,7 @@ def _as_bytes(rows: DataFrame, name: str) -> Column:
     column = rows[f"`{name}`"]
     if kind in ("binary", "string"):
         return column
-    return f.to_json(column) if kind in ("struct", "array", "map") else column.cast("string")
+    return f.to_json(column, _FORMATS) if kind in ("struct", "array", "map") else column.cast("string")
 
 
 def _problem(rows: DataFrame, options: LoadOptions) -> Column:

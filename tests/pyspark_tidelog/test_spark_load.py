@@ -79,6 +79,23 @@ def test_parquet_columns_become_key_value_and_timestamp(spark: Spark, world: Wor
     assert '{"id":7}' in [each["value"] for each in records(spark, world, topic)]
 
 
+def test_timestamps_keep_their_microseconds(spark: Spark, world: World, topic: str) -> None:
+    instant = "timestamp_micros(-62135596799999999 + {} * 315537897599999998)"
+    sql = (
+        f"select id, {instant.format('id')} as at, cast('2024-01-01 00:00:00.000007' as timestamp_ntz) as plain,"
+        f" struct({instant.format('id')} as at) as inside from range(2)"
+    )
+    for value in ("json", "inside"):
+        assert load(spark, world, topic, sql=sql, key="id", value=value, appends=True)["records"] == 2
+    times = ["0001-01-01T00:00:00.000001Z", "9999-12-31T23:59:59.999999Z"]
+    plain = "2024-01-01T00:00:00.000007"
+    assert [json.loads(each["value"]) for each in records(spark, world, topic)] == [
+        wanted
+        for at, time in enumerate(times)
+        for wanted in ({"at": time}, {"id": at, "at": time, "plain": plain, "inside": {"at": time}})
+    ]
+
+
 @pytest.mark.long
 def test_malformed_and_large_rows_are_told_with_file_and_row_and_nothing_is_written(
     spark: Spark, world: World, topic: str, tmp_path: Path
