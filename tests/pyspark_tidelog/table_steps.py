@@ -34,8 +34,8 @@ def options(bootstrap: str, token: str, topic: str, warehouse: str, **more: Any)
     )
 
 
-def ingest(spark: SparkSession, die_at: str = "", **given: Any) -> dict[str, Any]:
-    """Run the job; die at a step.
+def ingest(spark: SparkSession, die_at: str = "", stop_at: str = "", **given: Any) -> dict[str, Any]:
+    """Run the job; die, or stop with an error, at a step.
 
     The steps: `files` are written, and nothing is committed; the `commit` of the table is done, and what does not fit
     is not in the quarantine yet; it is in the `quarantine`.
@@ -45,6 +45,8 @@ def ingest(spark: SparkSession, die_at: str = "", **given: Any) -> dict[str, Any
     def happen(step: str) -> None:
         if step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == stop_at:
+            raise StoppedHere(step)
 
     with at_steps(happen):
         return asdict(job.run(spark, chosen))

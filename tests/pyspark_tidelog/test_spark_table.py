@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from pyiceberg.table import Table
 
+from pyspark_tidelog.jobs.table.job import QUARANTINE_OF
 from tests.e2e.backends import create_topic
 from tests.pyspark_tidelog.harness import FLAGS, Row, Spark, World, expected
 from tests.support.cluster_process import up_cluster
@@ -283,6 +284,24 @@ def test_of_two_jobs_at_once_one_gives_up_and_nothing_is_doubled_or_lost(lake: L
     bad = sorted((partition, offset) for partition, offset, _, value in lake.values if value == b"{")
     assert lake.places("lake.t_quarantine") == bad
     assert (lake.strays(), lake.markers()) == ([], [])
+
+
+def test_a_quarantine_belongs_to_one_table(lake: Lake) -> None:
+    other = Lake(lake.spark, lake.world, f"{lake.topic}-other", lake.warehouse)
+    for each in (lake, other):
+        each.produce([(0, None, b"{"), (0, None, b'{"v": 1}')])
+    more: Told = {"schema": "json", "quarantine": "lake.bad_quarantine"}
+    assert lake.refusal(stop_at="commit", **more) == "commit"
+    told = other.call("ingest", table="lake.other", **more)
+    assert "lake.bad_quarantine has the records of table lake.t" in told.get("error", ""), told
+    lake.ingest(**more)
+    assert [(row["_topic"], row["_offset"]) for row in lake.rows("lake.bad_quarantine")] == [(lake.topic, 0)]
+    with lake.table("lake.bad_quarantine").transaction() as transaction:
+        transaction.remove_properties(QUARANTINE_OF)  # as of an earlier version
+    told = other.call("ingest", table="lake.other", **more)
+    assert f"lake.bad_quarantine has the records of topic {lake.topic} that" in told.get("error", ""), told
+    lake.ingest(**more)
+    assert lake.table("lake.bad_quarantine").properties[QUARANTINE_OF] == "lake.t"
 
 
 @pytest.mark.long

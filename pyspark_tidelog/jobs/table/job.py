@@ -5,7 +5,7 @@
 Each step may be the last one of a run that is killed: the next run reads from the table how far it is. The quarantine
 is a second table, and no commit spans two. Its files are written before the commit of the table, which names them; they
 are added to the quarantine after it, at once or by the next run, and before the table's next commit. The state in the
-quarantine tells which commit's files it has.
+quarantine tells which commit's files it has, so a quarantine is of one table alone: it is told by a property.
 
 Design: docs/design/0022-tables.md. Entry: `plan`, `run`.
 """
@@ -62,6 +62,8 @@ ROUNDS = 3
 """How often the columns may change for the records of one commit."""
 PATIENCE_S = 600.0
 """A job that follows a topic ends when something has not answered for so long."""
+QUARANTINE_OF = "tidelog.quarantine-of"
+"""A property of a quarantine: the identifier of its table."""
 DEFAULT_MAX_OFFSETS = 1_000_000
 DEFAULT_MAX_COLUMNS = 1_000
 
@@ -374,10 +376,30 @@ class Ingestion:
                     f"table {table.identifier} is partitioned by {table.table.spec()}, not as --partition-by says",
                     hint="leave --partition-by out, or change the table with another engine",
                 )
-        name = self._options.quarantine_name
-        self._quarantine = JobTable.find(self._catalog, name) or JobTable.create(
-            self._catalog, name, quarantine_schema(), UNPARTITIONED_PARTITION_SPEC
+        self._quarantine = self._own_quarantine()
+
+    def _own_quarantine(self) -> JobTable:
+        """Find or create the quarantine. Raises `ConfigError` if it is another table's: the numbers in it are not ours.
+
+        One that an earlier version has made does not tell whose it is: it becomes ours, unless it is of another topic.
+        """
+        options, name = self._options, self._options.quarantine_name
+        mine = {QUARANTINE_OF: options.table}
+
+        def stage(transaction: Transaction) -> None:
+            transaction.set_properties(mine)
+
+        found = JobTable.find(self._catalog, name) or JobTable.create(
+            self._catalog, name, quarantine_schema(), UNPARTITIONED_PARTITION_SPEC, mine
         )
+        topic = found.state.topic if found.state is not None else options.topic
+        if QUARANTINE_OF not in found.table.metadata.properties and topic == options.topic:
+            found.change(stage)
+        owner = found.table.metadata.properties.get(QUARANTINE_OF)
+        if owner != options.table:
+            told = f"table {owner}" if owner else f"topic {topic}"
+            raise ConfigError(f"{name} has the records of {told} that do not fit", hint="give another --quarantine")
+        return found
 
     def _clean(self, table: JobTable) -> None:
         """Delete what runs have left that were killed."""

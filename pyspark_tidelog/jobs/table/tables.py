@@ -155,12 +155,20 @@ class JobTable:
             return None
 
     @classmethod
-    def create(cls, catalog: Catalog, identifier: str, schema: Schema, spec: PartitionSpec) -> JobTable:
+    def create(
+        cls,
+        catalog: Catalog,
+        identifier: str,
+        schema: Schema,
+        spec: PartitionSpec,
+        properties: Mapping[str, str] | None = None,
+    ) -> JobTable:
         """Create a table, and its namespace; one that another job has created meanwhile is opened."""
         with contextlib.suppress(NamespaceAlreadyExistsError):  # by another job, between look and creation
             catalog.create_namespace_if_not_exists(identifier.rpartition(".")[0])
         try:
-            table = catalog.create_table(identifier, schema, partition_spec=spec, properties=_CREATED_WITH)
+            created_with = {**_CREATED_WITH, **(properties or {})}
+            table = catalog.create_table(identifier, schema, partition_spec=spec, properties=created_with)
         except TableAlreadyExistsError:
             table = catalog.load_table(identifier)
         return cls(catalog, identifier, through_arrow(table))
