@@ -5,11 +5,13 @@ Entry: `RowCollector`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pyspark_tidelog.columns import arrow_schema
+from tidelog.runtime.errors import Unavailable
 
 ROWS = 10_000
 BYTES = 16 << 20
@@ -38,7 +40,7 @@ class RowCollector:
         return len(self._rows) >= ROWS or self._size >= BYTES
 
     def add(self, message: Any) -> None:
-        """Add a message."""
+        """Add a message. Raises `Unavailable` if a header's name is no UTF-8."""
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
         kind, timestamp_ms = message.timestamp()
@@ -54,7 +56,7 @@ class RowCollector:
             int(kind == TIMESTAMP_LOG_APPEND_TIME),
         )
         if self._include_headers:
-            headers = message.headers() or ()
+            headers = _headers_of(message)
             self._size += sum(len(name) + len(each or b"") for name, each in headers)
             row = (*row, [{"key": name, "value": each} for name, each in headers] or None)
         self._rows.append(row)
@@ -65,3 +67,14 @@ class RowCollector:
         self._rows, self._size = [], 0
         arrays = [pa.array(column, type=kind.type) for column, kind in zip(columns, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _headers_of(message: Any) -> Sequence[tuple[str, bytes | None]]:
+    try:
+        return message.headers() or ()
+    except (SystemError, UnicodeDecodeError) as error:  # the library raises the second, and the interpreter the first
+        place = f"{message.topic()}-{message.partition()}: offset {message.offset()}"
+        raise Unavailable(
+            f"{place} has a header whose name is no UTF-8, which the client library does not give",
+            hint="it is read from the bucket once it is there: wait for its upload, or read with tail=skip",
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyspark_tidelog.rows import BYTES, ROWS, RowCollector
+from tidelog.runtime.errors import Unavailable
 
 
 class TailMessage:
@@ -47,6 +48,16 @@ def test_rows_are_given_out_by_their_bytes_too(message: TailMessage) -> None:
         while not rows.is_full:
             rows.add(message)
         assert BYTES <= rows.take().nbytes < BYTES + 2 * len(LARGE)
+
+
+def test_a_header_that_the_client_cannot_give_is_told_with_its_place() -> None:
+    class Unreadable(TailMessage):
+        def headers(self) -> list[tuple[str, bytes | None]] | None:
+            raise SystemError("<built-in> returned NULL without setting an exception")
+
+    with pytest.raises(Unavailable, match=r"t-3: offset 7 has a header whose name is no UTF-8"):
+        RowCollector(include_headers=True).add(Unreadable(None, b"v", None))
+    RowCollector(include_headers=False).add(Unreadable(None, b"v", None))
 
 
 def test_rows_are_given_out_by_their_number() -> None:
