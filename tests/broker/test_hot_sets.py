@@ -336,6 +336,7 @@ def test_the_loss_of_a_wal_is_noticed_when_its_set_has_shrunk_to_one_member(tmp_
     with Cluster(tmp_path, brokers=2, replication=ReplicationSettings(total_replicas=2)) as cluster:
         wait_until(lambda: is_whole(cluster, (1, 2)), "both sets have two members in sync")
         cluster.run(cluster.nodes[1].controller.create_topic("t", 1, {}, assignment=[1]))
+        wait_until(lambda: note_in(cluster.image.kv, 1) is not None, "the controllers have a note of the WAL")
         wait_until(lambda: note_of(cluster, 1).may_grow, "the note that is left says that there may be more")
         cluster.run(cluster.nodes[1].parts.data.upload_now())
         assert note_of(cluster, 1).may_grow, "nor is it reported as committed while others have replicas"
