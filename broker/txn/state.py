@@ -21,7 +21,10 @@ over. Markers have the record's own pair in both cases.
 Retries. `last_epoch` in the record is the epoch that a request brought when its answer was the current pair. That
 request again is a retry and gets the same answer, from whichever broker. It is forgotten as soon as the new pair begins
 a transaction, for then the answer has arrived, and who still has the old pair is another one (Kafka goes on and tells
-it the new pair). A fence by another client or by time remembers nothing: who had the old pair is told PRODUCER_FENCED.
+it the new pair). A fence by another client remembers nothing: who had the old pair is told PRODUCER_FENCED.
+A fence by time counts as the abort that the client would have asked for. An EndTxn v5 that aborts, or InitProducerId,
+with the old pair gets the next one, which nobody else has: so Kafka's clients of `transaction.version` 2 go on after a
+time-out. A commit with the old pair is refused, as PRODUCER_FENCED.
 InitProducerId with a stale pair is refused before it can abort the transaction of the current one, which Kafka allows.
 
 Time. `now_ms` is the time since the Unix epoch by a clock that does not jump: the wall clock at the start of the shell
@@ -387,7 +390,8 @@ class TransactionalId:
 
     def _end_again(self, value: TxnValue, commit: bool) -> TxnStep:
         """EndTxn v5 with the pair before the current one."""
-        if value.state in (TxnState.EMPTY, TxnState.ONGOING):
+        too_late = commit and value.state not in _COMMITS  # its time was over
+        if too_late or value.state in (TxnState.EMPTY, TxnState.ONGOING):
             return _refuse(TxnError.PRODUCER_FENCED)
         if self._change is not None:
             return _refuse(TxnError.CONCURRENT_TRANSACTIONS)
@@ -446,7 +450,7 @@ class TransactionalId:
         if value.state is TxnState.ONGOING:
             if value.timeout_ms == NO_TIMEOUT_MS or self._began_ms + value.timeout_ms >= now_ms:
                 return TxnStep()
-            return self._write(_fenced(value, now_ms, NO_EPOCH), None)
+            return self._write(_fenced(value, now_ms, _pair(value).epoch), None)
         if self._idle_since_ms + self._limits.retention_ms > now_ms:
             return TxnStep()
         return self._write(TxnTombstone(), None)
@@ -557,7 +561,8 @@ def _end_of_ended(value: TxnValue, commit: bool) -> TxnError:
 def _fenced(value: TxnValue, now_ms: int, last_epoch: int) -> TxnValue:
     """The open transaction aborted under a larger epoch, so that the client that had it is fenced.
 
-    `last_epoch` is that of a client that asked for it with its own pair: it gets the new one when it asks again.
+    `last_epoch` is that of a client that asked for it with its own pair, or whose time was over: it gets the new pair
+    when it asks next.
     """
     changed = value._replace(state=TxnState.PREPARE_ABORT, epoch=min(value.epoch + 1, LARGEST_EPOCH), updated_ms=now_ms)
     if value.next_producer_id != NO_PRODUCER_ID:

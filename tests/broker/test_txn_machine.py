@@ -153,7 +153,7 @@ def expect_end(
     if settled is E.NONE and model.marking:
         settled = E.CONCURRENT_TRANSACTIONS
     if bumps and given == model.asked_with:
-        if model.decided is None:
+        if model.decided is None or (commit and not model.decided):
             return refuse(E.PRODUCER_FENCED)
         if busy or settled is not E.NONE:
             return refuse(E.CONCURRENT_TRANSACTIONS if busy else settled)
@@ -304,7 +304,7 @@ class Transactions(RuleBasedStateMachine):
             self.follow(step, None, self.completed() if done else None, outcome)
         elif model.open is not None:
             over = not model.forever and model.since_ms + TIMEOUT_MS < self.now_ms
-            self.follow(step, None, fence(model, None, self.now_ms) if over else None, outcome)
+            self.follow(step, None, fence(model, model.pair, self.now_ms) if over else None, outcome)
         else:
             assert (step.persist == TxnTombstone()) is (model.since_ms + LIMITS.retention_ms <= self.now_ms)
             self.follow(step, None, None, outcome)

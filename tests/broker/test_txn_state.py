@@ -295,9 +295,9 @@ BUMP = None
 TV2 = [  # state, then what abort and commit get with the epoch before (of the same request) and with the current one
     (S.EMPTY, E.PRODUCER_FENCED, BUMP, E.PRODUCER_FENCED, OTHER),
     (S.ONGOING, E.PRODUCER_FENCED, BUMP, E.PRODUCER_FENCED, BUMP),
-    (S.COMPLETE_ABORT, E.NONE, BUMP, OTHER, OTHER),
+    (S.COMPLETE_ABORT, E.NONE, BUMP, E.PRODUCER_FENCED, OTHER),
     (S.COMPLETE_COMMIT, OTHER, BUMP, E.NONE, OTHER),
-    (S.PREPARE_ABORT, SAME, E.CONCURRENT_TRANSACTIONS, OTHER, E.CONCURRENT_TRANSACTIONS),
+    (S.PREPARE_ABORT, SAME, E.CONCURRENT_TRANSACTIONS, E.PRODUCER_FENCED, E.CONCURRENT_TRANSACTIONS),
     (S.PREPARE_COMMIT, OTHER, E.CONCURRENT_TRANSACTIONS, SAME, E.CONCURRENT_TRANSACTIONS),
 ]
 
@@ -383,13 +383,13 @@ def test_the_end_at_the_last_epoch_changes_the_producer_id(commit: bool, reload:
     assert driver.markers is not None and driver.markers[1:3] == (7, 32_767)
     assert driver.add(pair(0, 1_001)) is E.CONCURRENT_TRANSACTIONS
     assert driver.end(pair(32_766), commit).error is SAME
-    assert driver.end(pair(32_766), not commit).error is OTHER
+    assert driver.end(pair(32_766), not commit).error is (OTHER if commit else E.PRODUCER_FENCED)
     driver.mark()
     if reload:
         driver.reload()
     assert (driver.pair, driver.value.previous_producer_id) == (pair(0, 1_001), 7)
     assert driver.end(pair(32_766), commit) == TxnReply(E.NONE, 1_001, 0)
-    assert driver.end(pair(32_766), not commit).error is OTHER
+    assert driver.end(pair(32_766), not commit).error is (OTHER if commit else E.PRODUCER_FENCED)
     assert driver.add(pair(0, 1_001)) is E.NONE
     assert driver.end(pair(32_766), commit).error is not E.NONE
 
@@ -482,6 +482,30 @@ def test_a_transaction_over_its_time_out_is_fenced_and_aborted() -> None:
     assert driver.core.tick(1 << 60) == TxnStep()
     driver.mark()
     assert driver.state() is S.COMPLETE_ABORT
+    assert driver.end(pair(5), commit=True) == TxnReply(E.PRODUCER_FENCED)
+    for commit in (False, True):  # what clients of before EndTxn v5 are told, which do not get a pair
+        assert driver.end(pair(5), commit, 0) == TxnReply(E.PRODUCER_FENCED)
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_who_was_over_its_time_out_aborts_and_goes_on_with_the_next_epoch(reload: bool) -> None:
+    driver = TxnDriver(value_in(S.ONGOING))
+    driver.settle(driver.core.tick(500 + TIMEOUT_MS + 1))
+    assert driver.end(pair(5), commit=False) == TxnReply(E.CONCURRENT_TRANSACTIONS)
+    driver.mark()
+    driver = TxnDriver(driver.value) if reload else driver
+    assert driver.end(pair(5), commit=False) == TxnReply(E.NONE, 7, 6)
+    assert driver.init(pair(5)) == TxnReply(E.NONE, 7, 6)
+    driver.add(pair(6), PAID)
+    assert driver.state() is S.ONGOING
+    assert driver.end(pair(5), commit=False) == TxnReply(E.PRODUCER_FENCED)
+
+
+def test_who_was_over_its_time_out_is_fenced_by_the_next_client() -> None:
+    driver = TxnDriver(value_in(S.ONGOING))
+    driver.settle(driver.core.tick(500 + TIMEOUT_MS + 1))
+    driver.mark()
+    assert driver.init() == TxnReply(E.NONE, 7, 7)
     for commit in (False, True):
         assert driver.end(pair(5), commit) == TxnReply(E.PRODUCER_FENCED)
     assert driver.init(pair(5)) == TxnReply(E.PRODUCER_FENCED)
