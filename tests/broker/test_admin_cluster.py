@@ -203,11 +203,11 @@ def test_a_limit_below_one_still_makes_progress() -> None:
     assert (answer.next_cursor.topic_name, answer.next_cursor.partition_index) == ("a", 1)
 
 
-def test_an_unknown_topic_is_described_with_3_and_a_negative_cursor_is_refused() -> None:
+def test_an_unknown_topic_is_described_with_3_one_that_cannot_be_with_17_and_a_negative_cursor_is_refused() -> None:
     world = AdminWorld()
     world.topic("a")
-    answer = pages(world, ["absent", "a"])
-    assert [(topic.name, int(topic.error_code)) for topic in answer.topics] == [("a", 0), ("absent", 3)]
+    answer = pages(world, ["absent", "a", "a b"])
+    assert [(topic.name, int(topic.error_code)) for topic in answer.topics] == [("a", 0), ("a b", 17), ("absent", 3)]
     refused = pages(world, ["a"], cursor=("a", -1))
     assert [int(topic.error_code) for topic in refused.topics] == [42]
 

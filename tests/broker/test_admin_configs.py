@@ -82,6 +82,8 @@ def test_only_the_keys_asked_for_are_described_and_none_means_all() -> None:
 
 def test_an_unknown_topic_is_answered_with_3() -> None:
     assert int(describe(AdminWorld(), TOPIC, "absent").error_code) == 3
+    for name in ("a b", "", ".", "x" * 250):
+        assert int(describe(AdminWorld(), TOPIC, name).error_code) == 17
 
 
 def test_the_broker_resource_must_be_the_broker_that_answers() -> None:

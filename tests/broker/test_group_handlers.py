@@ -233,6 +233,7 @@ async def test_describing(version: int) -> None:
         unknown = await describe("nobody")
         assert unknown.group_state == "Dead"
         assert unknown.error_code == (E.GROUP_ID_NOT_FOUND if version >= 6 else E.NONE)
+        assert (await describe("")).error_code == E.INVALID_GROUP_ID
         world.partitions.close(0)
         assert (await describe()).error_code == E.NOT_COORDINATOR
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tidelog.broker.kafka import broker_config, loggers, named_configs
 from tidelog.broker.kafka.broker_config import ConfigEntry
 from tidelog.broker.kafka.handlers.admin_errors import INVALID_REQUEST, NONE, ItemOutcome, each, outcome
+from tidelog.broker.kafka.handlers.metadata import is_legal_name
 from tidelog.broker.kafka.loggers import BROKER_LOGGER
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.messages.configs import (
@@ -46,6 +47,7 @@ from tidelog.broker.partitions.topic_config import ConfigType, Layers, TopicConf
 from tidelog.controller.client.configs import until_based
 from tidelog.controller.model import overrides
 from tidelog.controller.model.configs import digest
+from tidelog.controller.model.errors import InvalidTopic
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ async def describe_configs(context: RequestContext, request: DescribeConfigsRequ
 
 async def _entries(services: Services, resource: DescribeConfigsResource) -> list[ConfigEntry]:
     if resource.resource_type == TOPIC:
+        if not is_legal_name(resource.resource_name):
+            raise InvalidTopic(f"no topic can have the name {resource.resource_name!r}")
         return topic_entries(services, _topic(services, resource.resource_name))
     if resource.resource_type == BROKER:
         if resource.resource_name == "":

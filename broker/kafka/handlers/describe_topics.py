@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from tidelog.broker.kafka.errors import INVALID_TOPIC_EXCEPTION
+from tidelog.broker.kafka.handlers.metadata import is_legal_name
 from tidelog.broker.kafka.replicas import replicas_of
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.topics import (
@@ -43,7 +45,8 @@ async def describe_topic_partitions(
     for name in names:
         record = image.topic(name)
         if record is None:
-            topics.append(_topic(name, None, UNKNOWN_TOPIC, []))
+            code = UNKNOWN_TOPIC if is_legal_name(name) else INVALID_TOPIC_EXCEPTION
+            topics.append(_topic(name, None, code, []))
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         partitions = [one for one in image.partitions(record.id) if one.index >= first]

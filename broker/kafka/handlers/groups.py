@@ -168,6 +168,8 @@ def _described(context: RequestContext, group_id: str, tells_operations: bool) -
     else:
         if group is not None:
             state = group.state.value
+        elif not group_id:
+            error, message, state = GroupError.INVALID_GROUP_ID, "the group id is empty", ""
         elif context.api_version >= 6:
             error, message = GroupError.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
     return DescribedGroup(
