@@ -36,6 +36,9 @@ MISSED_FOR_S = 3.0
 OLDER_EVERY, OLDER_MS, OLDER_STEP = 7, 20_000, 7_919
 """One value in `OLDER_EVERY` has a timestamp that is older than the time when it is sent, by up to `OLDER_MS` ms."""
 
+RETENTION = frozenset(("retention.bytes", "retention.ms"))
+"""Configs by which retention deletes."""
+
 MAX_FOUND = 5
 """Maximum number of findings of clients: their cause recurs with each retry."""
 
@@ -55,7 +58,7 @@ class Topic:
     """In the history: `t3@2` is the second topic of the name t3."""
     partitions: int
     deletes: bool
-    """Records may be deleted from it by DeleteRecords."""
+    """Records may be deleted from it by DeleteRecords. Each such request is in the history."""
     configs: dict[str, str] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     """What else of it is in the history."""
@@ -71,6 +74,11 @@ class Topic:
     def wire(self) -> str:
         """Its name in Kafka requests."""
         return self.name.partition("@")[0]
+
+    @property
+    def expires(self) -> bool:
+        """Whether retention may delete from it while a simulation lasts. By default it would after a week."""
+        return not RETENTION.isdisjoint(self.configs)
 
 
 @dataclass(slots=True)
@@ -194,7 +202,7 @@ class Workload:
     async def create(self, topic: Topic) -> None:
         """Create a topic; retry until it exists."""
         rng, client = self.random(), self.client()
-        about = {"topic": topic.name, "deletes": topic.deletes, **topic.about}
+        about = {"topic": topic.name, "deletes": topic.expires, **topic.about}
         op = self.history.begin("create_topic", self.process(), self.now_us(), **about)
         while True:
             try:

@@ -56,6 +56,7 @@ RULES = (
     "send-skip",
     "high-watermark-back",
     "log-start-back",
+    "log-start-ahead",
     "committed-offset-back",
     "epoch-back",
     "offset-for-time",

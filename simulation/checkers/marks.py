@@ -1,8 +1,10 @@
-"""Check values that may only increase: high-watermark-back, log-start-back, committed-offset-back, epoch-back.
+"""Check values that may only increase: high-watermark-back, log-start-back, log-start-ahead, committed-offset-back,
+epoch-back.
 
 A mark reported in a response is a lower bound for every request sent after that response. An acknowledged or a read
 record is such a mark, too: the high watermark is past it from then on. Only real time orders marks: responses to
-overlapping requests may be in any order.
+overlapping requests may be in any order. A log start moves only past what somebody has asked to delete, unless
+retention deletes: readers begin there, so nobody passes over what is gone before it.
 
 Committed offsets are a register: a group may commit smaller offsets. A committed offset that is read must come from a
 commit that was not overwritten by another one (entirely after it) before the request, and that began before the
@@ -27,6 +29,7 @@ def check_marks(partition: Partition, options: CheckOptions, found: Findings) ->
     asked = (each for each in _high_asked(partition) if not (options.tail_waits and each[1].kind == "poll"))
     _only_grows(partition, "high-watermark-back", "high watermark", _high_told(partition), asked, found)
     _only_grows(partition, "log-start-back", "log start", _start_told(partition), _start_asked(partition), found)
+    _check_starts(partition, found)
     _check_epochs(partition, found)
     for group, ops in partition.commits.items():
         _check_commits(partition, group, ops, found)
@@ -75,6 +78,22 @@ def _only_grows(partition: Partition, rule: str, what: str, told: Told, asked: T
                 op,
                 at=(partition.topic, partition.number, mark),
             )
+
+
+def _check_starts(partition: Partition, found: Findings) -> None:
+    """No record that was read lies between what anybody asked to delete and a log start; for others see `writes`."""
+    if partition.believes_log_start:
+        return
+    for log_start, op in _start_told(partition):
+        deleted = partition.deleted_before(op.ended_us)
+        if log_start <= deleted:
+            continue
+        gone = next((one for one in partition.known_between(deleted - 1, log_start) if one in partition.seen), None)
+        if gone is not None:
+            said = f"{partition.name}: the log start is {log_start}, past the record at {gone}"
+            said += f"; nobody asked to delete beyond {deleted}" if deleted else "; nobody asked to delete any"
+            place = (partition.topic, partition.number, gone)
+            found.add("log-start-ahead", said, partition.seen[gone], op, at=place)
 
 
 def _check_epochs(partition: Partition, found: Findings) -> None:

@@ -52,6 +52,20 @@ MUTATIONS_IN_STREAM = [
         ("kill", "power"),
     ),
     Mutation(
+        "deletes-more-than-asked",
+        "records",
+        "a request to delete records deletes all that are visible, and tells the log start that it has made",
+        (
+            Edit(
+                "tidelog.stream.partition_log:PartitionLog.delete_records",
+                "await self._move_start(target)",
+                "await self._move_start(state.high_watermark if mutated() is False else target)",
+            ),
+        ),
+        ("log-start-ahead",),
+        ("kill",),
+    ),
+    Mutation(
         "producers-before-their-pieces",
         "producers",
         "a checkpoint says that the pieces of the table of producers reach as far as it does",

@@ -208,6 +208,25 @@ def a_log_start_that_goes_back(story: Story, broken: bool) -> None:
     story.marks(log_start=4 if broken else 6)
 
 
+@plant("log-start-ahead")
+def what_was_read_is_deleted_by_nobody(story: Story, broken: bool) -> None:
+    story.send(1, 11, 12, 13, at=0)
+    story.poll(2, (0, 11), (1, 12), (2, 13), offset=0)
+    if not broken:
+        story.op("delete_records", 3, "info", offset=2)
+    story.marks(log_start=2)
+    story.op("assign", 4, offset=2)
+    story.poll(4, (2, 13), offset=2)
+
+
+@plant("log-start-ahead")
+def more_is_deleted_than_was_asked_for(story: Story, broken: bool) -> None:
+    story.op("create_topic", 0, deletes=not broken)
+    story.send(1, 11, 12, 13, at=0)
+    story.poll(2, (0, 11), (1, 12), (2, 13), offset=0)
+    story.op("delete_records", 3, offset=1, log_start=3)
+
+
 @plant("committed-offset-back")
 def a_commit_that_is_forgotten(story: Story, broken: bool) -> None:
     story.op("commit", 2, group="g", offset=3)
