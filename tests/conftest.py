@@ -21,6 +21,7 @@ left.
 - `browser_tools`: the folder with Chromium, its WebDriver and axe-core.
 - `deploy_lint`: the path of the Python beside which linters of deployment files are installed.
 - `java`: compiles and runs the programs of `tests/clients/java` (`support/java.py`).
+- `java_runtime`: the path of the `java` that Spark runs on.
 - `go_programs`: builds the programs of `tests/clients/go`, each once (`support/golang.py`).
 - `node_programs`: those of `tests/clients/js`, ready to run (`support/node.py`).
 - `older_java_clients`: the path of a folder with the jars of Kafka's client of each of some older versions.
@@ -46,7 +47,7 @@ import pytest
 from tests.support.examples import UNIT, WHOLE
 from tests.support.external import Program
 from tests.support.golang import go_program
-from tests.support.java import Java
+from tests.support.java import Java, java_runtime_path
 from tests.support.loops import ASYNCIO_LOOP, LoopFactories
 from tests.support.node import node_program
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
@@ -219,6 +220,11 @@ def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 @pytest.fixture(scope="session")
 def older_java_clients() -> Path:
     return Path(required(lambda: install("older_java_clients")))
+
+
+@pytest.fixture(scope="session")
+def java_runtime() -> str:
+    return required(java_runtime_path)
 
 
 @pytest.fixture(scope="session")

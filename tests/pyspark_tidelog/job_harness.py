@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from tests.support.cluster_process import UpCluster
 MARKS = [
     pytest.mark.processes,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+    pytest.mark.usefixtures("java_runtime"),
 ]
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 ONE_AT_A_TIME = ("--option", "kafka.batch.num.messages=1", "--option", "kafka.max.in.flight=1")

@@ -3,7 +3,6 @@ Spark that are run again."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -166,7 +165,7 @@ def test_brokers_have_to_allow_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime")
+@pytest.mark.usefixtures("java_runtime")
 def test_a_query_of_spark_is_exactly_once_when_its_last_batch_runs_again(
     up: UpCluster, spark: Spark, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.support.s3_servers import S3Server
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+    pytest.mark.usefixtures("java_runtime"),
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.support.cluster_process import up_cluster
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+    pytest.mark.usefixtures("java_runtime"),
 ]
 
 PAGE = (ROOT / "docs" / "spark.md").read_text()

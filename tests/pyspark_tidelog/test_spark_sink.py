@@ -4,7 +4,6 @@ written, and a broker that is killed meanwhile."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from tests.support.cluster_process import UpCluster, up_cluster
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+    pytest.mark.usefixtures("java_runtime"),
 ]
 
 NUMBERS = "select cast(id as string) as value from range(0, {0}, 1, {1})"

@@ -4,7 +4,6 @@ snapshot has: it shares no code with what wrote them."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.support.lake import Warehouse
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+    pytest.mark.usefixtures("java_runtime"),
 ]
 CALLS = "tests.pyspark_tidelog.table_steps"
 Told = dict[str, Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.support.table_load import as_latest, as_rows, record
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+    pytest.mark.usefixtures("java_runtime"),
 ]
 
 

@@ -11,6 +11,14 @@ from tests.support.s3_servers import Missing
 SOURCES = Path(__file__).parents[1] / "clients" / "java"
 
 
+def java_runtime_path() -> str:
+    """The path of the Java runtime. Raises `Missing`."""
+    found = shutil.which("java")
+    if found is None:
+        raise Missing("no `java` on PATH: Spark needs a Java runtime")
+    return found
+
+
 class Java:
     """The JDK; what it compiles is in `classes`."""
 
