@@ -18,7 +18,7 @@ from tidelog.simulation.actors.kafka import EARLIEST, LATEST, FetchAnswer, Fetch
 from tidelog.simulation.actors.keyed import key_of, number_of
 from tidelog.simulation.actors.sessions import WITHOUT, ClientSessions
 from tidelog.simulation.actors.workload import ASK_S, Topic, Workload
-from tidelog.simulation.checkers.history import UNKNOWN
+from tidelog.simulation.checkers.history import OUT_OF_RANGE, UNKNOWN
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.settings import host_of
 
@@ -256,6 +256,7 @@ class Fetcher:
             if found.error == CORRUPT_MESSAGE:
                 w.found("false-damage", f"{found.topic}-{found.partition} at {position.offset}: CORRUPT_MESSAGE")
             if found.error == OFFSET_OUT_OF_RANGE and not was_follower:  # else the leader decides
+                self._note_refused(position, began_us, address)
                 position.offset = UNKNOWN
             return False
         if found.preferred >= 0:
@@ -284,6 +285,16 @@ class Fetcher:
         self.took(position, came)
         position.offset = came.following
         return bool(came.values)
+
+    def _note_refused(self, position: Position, began_us: int, address: Address) -> None:
+        """Record that a leader says that the offset is out of range, unless it does not know its successor yet."""
+        w = self._w
+        if not is_deposed(w.cluster, position, address):
+            op = w.history.begin(
+                "poll", self.process, began_us, topic=position.topic.name, partition=position.partition,
+                offset=position.offset, committed_only=self.committed,
+            )  # fmt: skip
+            w.history.end(op, "fail", w.now_us(), error=OUT_OF_RANGE)
 
     def took(self, position: Position, came: Decoded) -> None:
         """Called with what was received, before the position moves past it."""

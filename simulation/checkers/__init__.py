@@ -57,6 +57,7 @@ RULES = (
     "high-watermark-back",
     "log-start-back",
     "log-start-ahead",
+    "out-of-range",
     "committed-offset-back",
     "epoch-back",
     "offset-for-time",

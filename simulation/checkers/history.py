@@ -69,6 +69,8 @@ UNKNOWN = -1
 """A value that is not the workload's; an offset, epoch or time that was not reported."""
 LARGEST_TIME = -3
 """offset_for_time: asks for the first record with the largest time (KIP-734)."""
+OUT_OF_RANGE = "out of range"
+"""poll: the error of one that failed because a leader says that it has no such offset."""
 
 
 class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

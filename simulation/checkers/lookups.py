@@ -85,6 +85,7 @@ class _Lookups:
         A leader tells the end of its log, and what it has not confirmed there may be lost and written by a later one.
         """
         if op.offset == UNKNOWN:
+            self._check_no_end(op)
             return
         if op.epoch > op.wanted_epoch:
             self._say_end(op, f"epoch {op.epoch}")
@@ -98,6 +99,13 @@ class _Lookups:
                 return
             if epoch <= op.wanted_epoch and offset >= op.offset:
                 self._say_end(op, f"the end {op.offset}, before a record of epoch {epoch} at {offset}", proof)
+                return
+
+    def _check_no_end(self, op: Op) -> None:
+        """A leader knows an epoch that is as new as the one asked for, if a record of such a one was read before."""
+        for offset, (epoch, proof) in self._epochs.items():
+            if epoch >= op.wanted_epoch and proof.ended_us < op.began_us:
+                self._say_end(op, f"none, with a record of epoch {epoch} at {offset}", proof)
                 return
 
     def _new_ones(self, first: int, last: int, time_ms: int) -> Iterator[int]:

@@ -1,5 +1,5 @@
-"""Check values that may only increase: high-watermark-back, log-start-back, log-start-ahead, committed-offset-back,
-epoch-back.
+"""Check values that may only increase: high-watermark-back, log-start-back, log-start-ahead, out-of-range,
+committed-offset-back, epoch-back.
 
 A mark reported in a response is a lower bound for every request sent after that response. An acknowledged or a read
 record is such a mark, too: the high watermark is past it from then on. Only real time orders marks: responses to
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from tidelog.simulation.checkers.finding import CheckOptions, Findings
-from tidelog.simulation.checkers.history import UNKNOWN, Op
+from tidelog.simulation.checkers.history import OUT_OF_RANGE, UNKNOWN, Op
 from tidelog.simulation.checkers.index import FOREVER, Partition
 
 Told = Iterator[tuple[int, Op]]
@@ -30,6 +30,8 @@ def check_marks(partition: Partition, options: CheckOptions, found: Findings) ->
     _only_grows(partition, "high-watermark-back", "high watermark", _high_told(partition), asked, found)
     _only_grows(partition, "log-start-back", "log start", _start_told(partition), _start_asked(partition), found)
     _check_starts(partition, found)
+    _check_deletions(partition, found)
+    _check_refused(partition, found)
     _check_epochs(partition, found)
     for group, ops in partition.commits.items():
         _check_commits(partition, group, ops, found)
@@ -60,16 +62,7 @@ def _start_asked(partition: Partition) -> Told:
 
 def _only_grows(partition: Partition, rule: str, what: str, told: Told, asked: Told, found: Findings) -> None:
     """Compare each mark with the highest one reported before its request."""
-    questions = sorted(asked, key=lambda each: each[1].began_us)
-    if not questions:
-        return
-    answers = sorted(told, key=lambda each: each[1].ended_us)
-    highest, proof, at = UNKNOWN, questions[0][1], 0
-    for mark, op in questions:
-        while at < len(answers) and answers[at][1].ended_us < op.began_us:
-            if answers[at][0] > highest:
-                highest, proof = answers[at]
-            at += 1
+    for mark, highest, op, proof in _after(told, asked):
         if mark < highest:
             found.add(
                 rule,
@@ -94,6 +87,48 @@ def _check_starts(partition: Partition, found: Findings) -> None:
             said += f"; nobody asked to delete beyond {deleted}" if deleted else "; nobody asked to delete any"
             place = (partition.topic, partition.number, gone)
             found.add("log-start-ahead", said, partition.seen[gone], op, at=place)
+
+
+def _check_deletions(partition: Partition, found: Findings) -> None:
+    """What was deleted is gone: the log starts behind it at once, and nothing before a log start is read any more."""
+    place = partition.topic, partition.number
+    for op in partition.marks:
+        if op.ok and op.kind == "delete_records" and 0 <= op.log_start < op.offset:
+            said = f"{partition.name}: what lies before {op.offset} was deleted, and the log start is {op.log_start}"
+            found.add("log-start-back", said, op, at=(*place, op.offset))
+    read = ((op.offsets[0], op) for op in partition.marks if op.ok and op.log_start >= 0 and op.offsets)
+    for first, start, op, proof in _after(_start_told(partition), read):
+        if first < start:
+            said = f"{partition.name}: the log start was {start} at least, and a record at {first} was read later"
+            found.add("log-start-back", said, proof, op, at=(*place, first))
+
+
+def _check_refused(partition: Partition, found: Findings) -> None:
+    """A reader is refused only an offset that may be deleted, or that is past everything that was told before.
+
+    What lies before all records that are known may have been deleted before the history begins.
+    """
+    refused = ((op.offset, op) for op in partition.polls if op.outcome == "fail" and op.error == OUT_OF_RANGE)
+    for offset, end, op, proof in _after(_high_told(partition), refused):
+        first = max(partition.deleted_before(op.ended_us), next(iter(partition.known()), FOREVER))
+        if first <= offset <= end:
+            said = f"{partition.name}: offset {offset} was refused as out of range, and the log ended at {end} at least"
+            found.add("out-of-range", said, proof, op, at=(partition.topic, partition.number, offset))
+
+
+def _after(told: Told, asked: Told) -> Iterator[tuple[int, int, Op, Op]]:
+    """Yield each mark that was asked for, the highest one told before that, the question, and who told it."""
+    questions = sorted(asked, key=lambda each: each[1].began_us)
+    if not questions:
+        return
+    answers = sorted(told, key=lambda each: each[1].ended_us)
+    highest, proof, at = UNKNOWN, questions[0][1], 0
+    for mark, op in questions:
+        while at < len(answers) and answers[at][1].ended_us < op.began_us:
+            if answers[at][0] > highest:
+                highest, proof = answers[at]
+            at += 1
+        yield mark, highest, op, proof
 
 
 def _check_epochs(partition: Partition, found: Findings) -> None:

@@ -66,6 +66,20 @@ MUTATIONS_IN_STREAM = [
         ("kill",),
     ),
     Mutation(
+        "end-of-log-refused",
+        "records",
+        "a reader that has read everything is told that its offset is out of range, and begins anew",
+        (
+            Edit(
+                "tidelog.stream.partition_log:PartitionLog._read_bound",
+                "if not self._start <= offset <= state.data.next_offset:",
+                "if not self._start <= offset <= state.data.next_offset - (offset > self._start and not mutated()):",
+            ),
+        ),
+        ("out-of-range",),
+        ("kill",),
+    ),
+    Mutation(
         "producers-before-their-pieces",
         "producers",
         "a checkpoint says that the pieces of the table of producers reach as far as it does",

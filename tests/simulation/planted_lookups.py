@@ -88,6 +88,13 @@ def the_end_of_a_newer_epoch_is_told(story: Story, broken: bool) -> None:
     story.op("epoch_end", 2, wanted_epoch=1, epoch=2 if broken else 1, offset=0)
 
 
+@plant("epoch-end")
+def an_epoch_has_no_end_though_it_has_a_record(story: Story, broken: bool) -> None:
+    story.send(1, 11, at=0)
+    story.poll(3, (0, 11), epochs=[3])
+    story.op("epoch_end", 2, wanted_epoch=3 if broken else 4)
+
+
 @plant("config-lost")
 def a_config_is_what_it_was_before_the_last_change(story: Story, broken: bool) -> None:
     story.op("set_config", 1, name="retention.ms", target="1")

@@ -11,6 +11,7 @@ from tests.simulation.planted_compaction import COMPACTED
 from tests.simulation.planted_lookups import LOOKUPS
 from tests.simulation.planted_transactions import TRANSACTIONS
 from tidelog.simulation.checkers import RULES, CheckOptions, check, lag_of
+from tidelog.simulation.checkers.history import OUT_OF_RANGE
 
 Plant = Callable[[Story, bool], None]
 PLANTS: dict[str, tuple[str, Plant]] = {}
@@ -206,6 +207,42 @@ def a_high_watermark_below_a_record_that_was_read(story: Story, broken: bool) ->
 def a_log_start_that_goes_back(story: Story, broken: bool) -> None:
     story.op("delete_records", 3, offset=5, log_start=5)
     story.marks(log_start=4 if broken else 6)
+
+
+@plant("log-start-back")
+def a_deletion_is_acknowledged_and_not_done(story: Story, broken: bool) -> None:
+    story.send(1, 11, 12, at=0)
+    story.poll(2, (0, 11), (1, 12), offset=0)
+    story.op("delete_records", 3, offset=2, log_start=1 if broken else 2)
+
+
+@plant("log-start-back")
+def what_was_deleted_is_read(story: Story, broken: bool) -> None:
+    story.send(1, 11, 12, at=0)
+    story.op("delete_records", 3, offset=1, log_start=1)
+    story.poll(2, *([(0, 11)] if broken else []), (1, 12), offset=0 if broken else 1, log_start=1)
+
+
+@plant("out-of-range")
+def a_reader_is_refused_at_the_end_of_the_log(story: Story, broken: bool) -> None:
+    story.send(1, 11, 12, at=0, outcome="ok")
+    story.poll(2, (0, 11), (1, 12), offset=0)
+    story.poll(2, offset=2 if broken else 3, outcome="fail", error=OUT_OF_RANGE)
+
+
+@plant("out-of-range")
+def a_reader_is_refused_what_nobody_has_deleted(story: Story, broken: bool) -> None:
+    story.send(1, 11, 12, at=0)
+    story.poll(2, (0, 11), (1, 12), offset=0)
+    story.op("delete_records", 3, "info", offset=1 if broken else 2)
+    story.poll(4, offset=1, outcome="fail", error=OUT_OF_RANGE)
+
+
+@plant("out-of-range")
+def a_reader_is_refused_in_a_log_that_had_a_past(story: Story, broken: bool) -> None:
+    story.send(1, 11, 12, at=1 << 31)
+    story.poll(2, (1 << 31, 11), ((1 << 31) + 1, 12), offset=1 << 31)
+    story.poll(4, offset=1 << 31 if broken else 0, outcome="fail", error=OUT_OF_RANGE)
 
 
 @plant("log-start-ahead")
