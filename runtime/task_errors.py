@@ -6,6 +6,7 @@ mistake. The policy (docs/rules.md, rule 11):
 - Where a request to the outside world (bucket, network) raises one, the boundary turns it into `Unavailable`
   (`as_unavailable`), which all callers retry.
 - A loop that raises one is started again after a pause (`tidelog.runtime.tasks.TaskSet.keep`).
+- One of a request ends that request or its connection only (`count`: such lines of the log have a limit).
 - One that ends a task for good ends the process if going on would break a rule (the task set's `on_failure`).
 - A failed assertion is never retried at a boundary: it says that going on would break a rule.
 
@@ -54,6 +55,10 @@ class TaskErrors:
         """Log and count an exception. `place`: a task set or an interface; `ended`: it is not tried again."""
         event = "unexpected error: a background task has ended" if ended else "unexpected error, trying again"
         logger.error(event, exc_info=error, extra={"place": place})
+        self.count(place, error, ended=ended)
+
+    def count(self, place: str, error: BaseException, *, ended: bool) -> None:
+        """Count an exception that is in the log already, as one that peers can cause, whose lines have a limit."""
         known = self._seen.get(place)
         if known is None and len(self._seen) >= MAX_PLACES:
             place = "other"

@@ -37,6 +37,7 @@ from tidelog.simulation.replicas import compare_replicas, unsettled_replicas
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.consensus import RaftWatch
 from tidelog.simulation.world.loop import START_S, Deadlock, VirtualLoop, current_life
+from tidelog.simulation.world.odd import is_odd
 from tidelog.simulation.world.rounds import CleaningRounds, cleaned_up_to, left_out, rounds_missing
 from tidelog.simulation.world.settings import Shape
 
@@ -53,6 +54,8 @@ LOADERS = 1 / 2
 REST_S = 60.0
 """Time within which the cluster must become idle after all faults have ended."""
 START_UP_S = 30.0
+MAX_TRIED_AGAIN = 5
+"""Maximum number of findings about unexpected exceptions that have ended no task: each recurs with its retry."""
 MAX_TURNS = 5_000_000
 """Maximum number of callbacks of one simulation: far more than any run without a busy loop needs."""
 
@@ -118,6 +121,8 @@ class _SimulationRun:
         self.table: CompactedTopic | None = None
         self._has_snapshots = False
         """They hold objects that the table has a part in."""
+        self._tried_again = 0
+        """Findings about unexpected exceptions that have ended no task."""
         self._cleaned: dict[tuple[str, int], int] = {}
         """How far partitions were compacted when the cluster had come to rest."""
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
@@ -140,15 +145,22 @@ class _SimulationRun:
         self.outcome.findings.append(Finding(rule=rule, message=f"{message}\n{lines}"))
 
     def _task_error(self, place: str, error: BaseException, ended: bool) -> None:
-        """An unexpected exception of a background task; nothing goes on there if it has `ended` the task."""
+        """An unexpected exception of a background task; nothing goes on there if it has `ended` the task.
+
+        One that is tried again, or ends a request or a connection only, is a defect all the same, unless the fault
+        `odd` is where it came from.
+        """
+        life = current_life()
         if ended and isinstance(error, AssertionError):
             self.defect(f"a task of {place} ended", error)
         elif ended:
-            life = current_life()
             message = f"a task of {place} in {life.name if life else 'the world'} ended: {error!r}"
             self.note("world", message)
             lines = "".join(traceback.format_exception(error)).rstrip()
             self.outcome.findings.append(Finding(rule="task-died", message=f"{message}\n{lines}"))
+        elif not is_odd(error) and self._tried_again < MAX_TRIED_AGAIN:
+            self._tried_again += 1
+            self.defect(f"unexpected in {place} of {life.name if life else 'the world'}: {error!r}", error)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")

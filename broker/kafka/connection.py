@@ -36,6 +36,7 @@ from tidelog.broker.kafka.wire.codec import API_VERSIONS, MessageCodec, RequestH
 from tidelog.broker.kafka.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
 from tidelog.broker.telemetry.slow_requests import API_KEYS, NOT_MEASURED, Moments, Sender, SlowRequests, describe
 from tidelog.runtime.log_limit import LogLimiter
+from tidelog.runtime.task_errors import ERRORS
 from tidelog.runtime.types import Buffer
 
 if TYPE_CHECKING:
@@ -497,6 +498,7 @@ class Connection(asyncio.BufferedProtocol):
     def _defect(self, exchange: _Exchange, event: str, error: BaseException) -> None:
         self._metrics.connection_dropped("defect")
         self._shared.logs.line("defect", logging.ERROR, event, self._ids(exchange), error)
+        ERRORS.count("Kafka requests", error, ended=False)
         self._abandon(exchange)
 
     def _abandon(self, exchange: _Exchange) -> None:

@@ -33,6 +33,7 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, Overloaded, TidelogError, Unavailable
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.msgpack import DECODE_ERRORS
+from tidelog.runtime.task_errors import ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +99,9 @@ class Follower(ABC):
         for callback in list(self._subscribers.values()):
             try:
                 callback(delta)
-            except Exception:
+            except Exception as error:
                 logger.exception("a metadata subscriber failed", extra={"version": delta.version})
+                ERRORS.count("metadata subscribers", error, ended=False)
         while self._waiters and self._waiters[0][0] <= delta.version:
             _, _, future = heapq.heappop(self._waiters)
             if not future.done():

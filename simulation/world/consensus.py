@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidelog.controller.model.commands import decode_envelope, decode_result
+from tidelog.controller.model.errors import CommandFailed
 from tidelog.controller.model.levels import UnsupportedLevel
 from tidelog.controller.raft.consensus import StateMachine
 from tidelog.controller.raft.journal import Journal
@@ -54,6 +55,7 @@ WORK_S = 0.002
 
 
 _UNSUPPORTED = UnsupportedLevel.__name__.encode()
+_FAILED = CommandFailed.__name__.encode()
 
 
 class _SimWork:
@@ -271,9 +273,12 @@ class RaftWatch:
         return known is None
 
     def refused(self, index: int, blob: bytes, result: bytes) -> None:
-        """The first result of an entry: nobody writes above the level in force, which older members would apply."""
+        """The first result of an entry: nobody writes above the level in force, which older members would apply, and
+        no command meets an exception that nobody expected."""
         error = decode_result(result).error
         envelope = decode_envelope(blob)
+        if error is not None and error.name == CommandFailed.__name__:
+            self.findings.append(Finding(rule="defect", message=error.message))
         if error is not None and error.name == UnsupportedLevel.__name__ and error.message.startswith("command "):
             message = f"{type(envelope.command).__name__} at index {index}: {error.message}"
             self.findings.append(Finding(rule="above-level", message=message))
@@ -320,6 +325,6 @@ class _Watched:
         """See `StateMachine.apply`."""
         is_first = self._watch.applies(self._name, index, blob)
         result = self._machine.apply(blob, index)
-        if is_first and _UNSUPPORTED in result:
+        if is_first and (_UNSUPPORTED in result or _FAILED in result):
             self._watch.refused(index, blob, result)
         return result

@@ -3,9 +3,10 @@
 At the place `loop` they are raised in background loops that are kept, where these wait for their clock.
 
 They stand for what no interface documents: a library's defect, a rare errno, a socket closed at an unlucky moment. No
-task of a process may die of one (finding `task-died`).
+task of a process may die of one (finding `task-died`). Each carries a note (`is_odd`): an exception that nobody raised
+here, and nobody expected, is a `defect`, however often what met it is tried again.
 
-Entry: `OddErrors`.
+Entry: `OddErrors`, `is_odd`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import errno
 import os
 import random
 
+_NOTE = "raised by the simulator"
 _ERRNOS = (errno.EPROTO, errno.EOVERFLOW, errno.ESTALE, errno.EBADF, errno.EINTR, errno.ENOTCONN)
 
 
@@ -40,7 +42,9 @@ class OddErrors:
         if self.rng.random() >= self.probability:
             return
         self.raised += 1
-        raise self._draw(place)
+        error = self._draw(place)
+        error.add_note(_NOTE)
+        raise error
 
     def _draw(self, place: str) -> Exception:
         code = self.rng.choice(_ERRNOS)
@@ -53,3 +57,17 @@ class OddErrors:
                 OSError(code, os.strerror(code)),
             )
         )
+
+
+def is_odd(error: BaseException) -> bool:
+    """Whether an exception was raised by `OddErrors`, or came of one that was."""
+    known, left = set[int](), [error]
+    while left:
+        one = left.pop()
+        if _NOTE in getattr(one, "__notes__", ()):
+            return True
+        known.add(id(one))
+        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        further = (one.__cause__, one.__context__, *inner)
+        left += [each for each in further if each is not None and id(each) not in known]
+    return False

@@ -20,6 +20,7 @@ from tidelog.broker.kafka.wire.messages.groups import HeartbeatResponse
 from tidelog.broker.kafka.wire.produce import ProduceResponse
 from tidelog.broker.settings import KafkaSettings
 from tidelog.controller.model.features import METADATA_LEVELS
+from tidelog.runtime.task_errors import ERRORS
 
 PRODUCE, HEARTBEAT, API_VERSIONS = 0, 12, 18
 
@@ -400,6 +401,8 @@ async def test_a_defect_in_a_handler_ends_one_connection(how: str, caplog: pytes
         return "nonsense"
 
     handle = {"raises at once": at_once, "raises later": later, "answers nonsense": nonsense}[how]
+    heard: list[tuple[str, BaseException, bool]] = []
+    unlisten = ERRORS.listen(lambda *told: heard.append(told))
 
     async with KafkaWorld(apis=[ApiHandler(HEARTBEAT, 0, 4, handle)]) as world, world.client() as other:
         async with world.client() as client:
@@ -407,7 +410,10 @@ async def test_a_defect_in_a_handler_ends_one_connection(how: str, caplog: pytes
             assert await client.closed_by_broker()
         assert (await other.send(API_VERSIONS, 0)).error_code == 0
         assert world.server.in_flight_bytes == 0
-    assert any(record.exc_info for record in caplog.records)
+        assert any("unexpected error of Kafka requests" in problem for problem in ERRORS.problems())
+    unlisten()
+    assert [record for record in caplog.records if record.exc_info]
+    assert [(place, ended) for place, _, ended in heard] == [("Kafka requests", False)]
 
 
 async def test_an_answer_for_a_client_that_has_left_is_dropped() -> None:

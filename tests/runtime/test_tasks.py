@@ -87,6 +87,16 @@ async def test_a_task_that_is_not_kept_is_told_as_ended() -> None:
     assert heard == [("once", error, True)]
 
 
+async def test_what_is_in_the_log_already_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    errors, heard, error = TaskErrors(), [], KeyError("a")
+    errors.listen(lambda *told: heard.append(told))
+    errors.count("a", error, ended=False)
+    assert not caplog.records
+    assert heard == [("a", error, False)]
+    assert errors.counts() == {"a": 1}
+    assert errors.problems()
+
+
 async def test_problems_are_shown_for_a_while_and_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_errors, "MAX_PLACES", 2)
     errors = TaskErrors()

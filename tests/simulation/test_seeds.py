@@ -39,6 +39,34 @@ with seeds.Seeds(steps=0, faults=(), jobs=1) as one_by_one:
     (outcome,) = one_by_one.run([4])
 print(outcome.seed, [(finding.rule, finding.message) for finding in outcome.findings])
 """
+OUTLIVED = """
+from tidelog.controller.active.balancer import Balancer
+from tidelog.simulation import seeds
+from tidelog.stream.partition_log import PartitionLog
+
+simulate = seeds.simulate
+
+def simulate_planted(seed, **options):
+    calls = []
+
+    def meets_a_defect(*arguments, **named):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyError("planted")
+        return method(*arguments, **named)
+
+    owners = {2: (PartitionLog, "read_hot"), 3: (Balancer, "run")}
+    if seed in owners:
+        owner, name = owners[seed]
+        method = getattr(owner, name)
+        setattr(owner, name, meets_a_defect)
+    return simulate(seed, **options)
+
+seeds.simulate = simulate_planted
+with seeds.Seeds(steps=1, faults=(), jobs=1) as planted:
+    for outcome in planted.run([2, 3]):
+        print([(finding.rule, finding.message.splitlines()[0]) for finding in outcome.findings])
+"""
 
 
 def lines_of(script: str) -> list[str]:
@@ -58,3 +86,11 @@ def test_what_a_check_raises_is_a_finding() -> None:
 def test_a_seed_whose_process_dies_is_a_finding() -> None:
     (told,) = lines_of(DIES)
     assert told.startswith("4 [('defect', 'the process of the seed has died")
+
+
+def test_a_defect_that_something_outlives_is_a_finding() -> None:
+    """A request, whose client sends it again, and a loop, which is started again."""
+    request, loop = lines_of(OUTLIVED)
+    assert request.startswith("[('defect', \"unexpected in Kafka requests of b")
+    assert loop.startswith("[('defect', \"unexpected in controller of c")
+    assert request.count("KeyError('planted')") == loop.count("KeyError('planted')") == 1
