@@ -54,6 +54,8 @@ _JOINED_BYTES: Final = 16 << 10
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
+_ADDRESS: Final = re.compile(r"https?://\S+")
+"""The address of the request in an error's text. Endpoint, bucket and prefix in it may contain any word."""
 
 
 class _Credentials:
@@ -160,15 +162,15 @@ def _translate(error: Exception, operation: str, endpoint: str) -> Exception:
         translated = ClientError({"Error": said, "ResponseMetadata": {"HTTPStatusCode": int(status[1])}}, operation)
         return translated
     reason = text.partition("\n")[0]
-    if "redirect" in text.lower():  # its client follows none, and keeps neither status nor code
+    words = _ADDRESS.sub("", text).lower()
+    if "non-partial response" in words:
+        return StoreUnsupported("the server ignores the Range header of a GET")
+    if "certificate" in words:  # before the others: it quotes the names of the certificate
+        translated = SSLError(endpoint_url=endpoint, error=reason)
+    elif "redirect" in words:  # its client follows none, and keeps neither status nor code
         said = {"Code": "PermanentRedirect", "Message": reason}
         translated = ClientError({"Error": said, "ResponseMetadata": {"HTTPStatusCode": 301}}, operation)
-        return translated
-    if "non-partial response" in text:
-        return StoreUnsupported("the server ignores the Range header of a GET")
-    if "certificate" in text.lower():
-        translated = SSLError(endpoint_url=endpoint, error=reason)
-    elif "kind: Connect" in text:
+    elif "kind: connect" in words:
         translated = EndpointConnectionError(endpoint_url=endpoint)
     else:
         translated = ConnectionError(reason)

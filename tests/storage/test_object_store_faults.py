@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 
 from tests.support.s3_servers import S3Server, new_bucket
 from tidelog.chaos.faulty_s3 import Fault, FaultyS3, Seen
+from tidelog.chaos.ports import free_port
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
 from tidelog.storage.bucket.common import BucketMissing, StoreAccessDenied
@@ -239,6 +240,21 @@ async def test_an_endpoint_where_nothing_listens_gives_a_clear_error_and_may_be_
         proxy.fault = lambda seen: None
         assert (await store.probe()).conditional_create
         await store.close()
+
+
+@pytest.mark.parametrize("bucket", ["redirect", "certificate", "non-partial"])
+async def test_the_name_of_a_bucket_does_not_change_what_a_failure_is(moto_server: S3Server, bucket: str) -> None:
+    async with proxied(moto_server, bucket=f"{bucket}-{new_bucket()}") as (proxy, store):
+        proxy.first(2, Fault(reset=True))
+        await store.put("k", [b"x"], if_absent=True)
+        assert proxy.count("PUT") == 3
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    store = make_store(
+        S3Settings(endpoint=nowhere, bucket=bucket, access_key_id="x", secret_access_key="y", retry_budget_ms=300)
+    )
+    with pytest.raises(Unavailable, match=f"cannot connect to {nowhere}"):
+        await store.get("k")
+    await store.close()
 
 
 async def test_a_missing_bucket_is_created_or_said(moto_server: S3Server) -> None:
