@@ -392,12 +392,18 @@ class S3ObjectStore(PlainViews):
                 if connection.closed:
                     raise Closed(f"the object store {self.url} is closed")
                 if connection.client is None:
-                    client = await open_client(self._settings, connection.resources)
-                    connection.data = await self._open_data(client)
-                    connection.client = client
+                    await self._open(connection)
         return connection.client
 
-    async def _open_data(self, client: Any) -> DataRequests:
+    async def _open(self, connection: _Connection) -> None:
+        """Open both clients, or neither: whoever has no credentials yet tries again and again."""
+        async with AsyncExitStack() as opened:
+            client = await open_client(self._settings, opened)
+            connection.data = await self._open_data(client, opened)
+            connection.client = client
+            connection.resources = opened.pop_all()
+
+    async def _open_data(self, client: Any, resources: AsyncExitStack) -> DataRequests:
         if self._settings.client == "aiobotocore":
             return BotoRequests(client, self._bucket)
         try:
@@ -407,7 +413,7 @@ class S3ObjectStore(PlainViews):
                 f"s3.client is obstore, which cannot be used here: {error}",
                 hint="`make install` (or pip install --editable .) installs it; or set s3.client = aiobotocore",
             ) from error
-        return await open_requests(self._settings, self._connection.resources)
+        return await open_requests(self._settings, resources)
 
     async def _call(
         self,

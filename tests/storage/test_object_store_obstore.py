@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from aiobotocore.client import AioBaseClient
 
 from tests.support.s3_servers import ROOT, S3Server
 from tidelog.runtime.clock import SystemClock
@@ -28,6 +32,11 @@ async def round_trip(settings: S3Settings) -> None:
         await store.close()
 
 
+def clients_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(one, AioBaseClient) for one in gc.get_objects())
+
+
 def settings_of(server: S3Server, **overrides: str) -> S3Settings:
     return server.settings(client="obstore", **overrides)
 
@@ -46,6 +55,33 @@ def test_configured_credentials_do_not_mix_with_those_of_the_environment(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "somebody-elses")
     asyncio.run(round_trip(settings_of(minio_server)))
+
+
+async def test_a_store_without_credentials_keeps_nothing_of_its_attempts_and_works_once_it_has_some(
+    minio_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each attempt kept a client, 12 MB: a broker whose role was missing for a while ran out of memory."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "absent"))
+    before = clients_in_memory()
+    store = S3ObjectStore(
+        settings_of(minio_server, access_key_id="", secret_access_key=""), SystemClock(), random.Random(3)
+    )
+    try:
+        for _ in range(3):
+            with pytest.raises(StoreAccessDenied, match="no usable credentials"):
+                await store.get("k")
+        assert clients_in_memory() <= before
+        for name, value in minio_server.environment().items():
+            monkeypatch.setenv(name, value)
+        await store.start()
+        await store.put("k", [b"data"])
+        assert await store.get("k") == b"data"
+    finally:
+        await store.close()
 
 
 async def test_wrong_credentials_are_said(minio_server: S3Server) -> None:
