@@ -163,6 +163,7 @@ class GuardedObjectStore:
 
         Raises `Unavailable`, and what else the backend's requests raise.
         """
+        await self._writable()
         await self._ask(self.health.note("check"), check_store, self._backend, key)
         self.health.checked()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
@@ -32,9 +33,17 @@ class FastClock(SystemClock):
 
 
 class Bucket(MemoryObjectStore):
-    """Refuses the first `denials` looks."""
+    """Refuses the first `denials` looks, and knows what was ever written."""
 
     denials = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[str] = []
+
+    async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
+        self.written.append(key)
+        return await super().put(key, body, if_absent=if_absent)
 
     async def head(self, key: str) -> ObjectInfo:
         if self.denials:
@@ -78,6 +87,7 @@ async def test_a_bucket_without_them_is_refused_and_gets_nothing() -> None:
         asyncio.create_task(case.store.put("c/objects/new", [b"x"])),
         asyncio.create_task(case.store.for_purpose(Purpose.METADATA).put("c/metadata/state", [b"x"])),
         asyncio.create_task(case.store.delete(["c/objects/older"])),
+        asyncio.create_task(case.store.check("probe/health-1")),
     ]
     with pytest.raises(WrongBucket) as refused:
         await case.prove()
@@ -88,6 +98,7 @@ async def test_a_bucket_without_them_is_refused_and_gets_nothing() -> None:
         await case.prove()
     assert case.clock.pauses == LOOKS - 1, "it is known by now"
     assert not any(write.done() for write in writes)
+    assert case.bucket.written == ["c/objects/older"]
     assert [info.key async for info in case.bucket.list("")] == ["c/objects/older"]
     for write in writes:
         write.cancel()
