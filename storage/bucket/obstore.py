@@ -10,7 +10,9 @@ The reasons and measurements are in docs/design/0004-object-store-client.md. Pro
   times in 40 when a loop ended right after the last answer). So closing waits until the threads are idle (`_REST_S`).
 - It must not be used on both sides of a fork; nothing here forks.
 
-Credentials come from botocore, with its provider chain and renewal, independent of obstore's environment variables.
+Credentials come from botocore, with its provider chain and renewal. obstore takes every option that it is not given
+from the environment (`AWS_ENDPOINT_URL_S3` even before `endpoint`), so it is given all that decide where, and as whose,
+a request is sent (`_place`).
 
 Entry: `open_requests`.
 """
@@ -90,14 +92,14 @@ async def open_requests(settings: S3Settings, resources: AsyncExitStack) -> Obst
     """Return the requests for the bucket; `resources` closes them. Raises `NoCredentialsError`."""
     credentials = _Credentials(settings)
     await credentials()
-    arguments: dict[str, Any] = {"endpoint": settings.endpoint} if settings.endpoint else {}
     store = S3Store(
         settings.bucket,
         region=settings.region,
         credential_provider=credentials,
-        # A name with dots matches no wildcard certificate; self-hosted servers seldom support the other style.
-        virtual_hosted_style_request=not settings.endpoint and "." not in settings.bucket,
+        skip_signature=False,
         unsigned_payload=True,
+        conditional_put="etag",
+        s3_express=False,
         client_options={
             "allow_http": settings.endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=min(CONNECT_TIMEOUT_S, settings.request_timeout_ms / 1000)),
@@ -106,10 +108,23 @@ async def open_requests(settings: S3Settings, resources: AsyncExitStack) -> Obst
             "pool_max_idle_per_host": str(settings.max_concurrency),
         },
         retry_config={"max_retries": 0},
-        **arguments,
+        **_place(settings),
     )
     resources.push_async_callback(asyncio.sleep, _REST_S)
     return ObstoreRequests(store, settings.endpoint or f"AWS S3 ({settings.region})")
+
+
+def _place(settings: S3Settings) -> dict[str, Any]:
+    """Return the options that say where the bucket is. Without an endpoint these are obstore's defaults."""
+    # A name with dots matches no wildcard certificate; self-hosted servers seldom support the other style.
+    is_in_host = not settings.endpoint and "." not in settings.bucket
+    host = f"s3.{settings.region}.amazonaws.com"
+    endpoint = settings.endpoint or f"https://{settings.bucket + '.' if is_in_host else ''}{host}"
+    return {
+        "endpoint": endpoint,
+        "aws_endpoint_url_s3": endpoint,
+        "virtual_hosted_style_request": is_in_host,
+    }
 
 
 class ObstoreRequests:

@@ -89,6 +89,7 @@ async def open_client(settings: S3Settings, resources: AsyncExitStack) -> Any:
         max_pool_connections=settings.max_concurrency,
         connector_args={"socket_factory": connections},
         retries={"total_max_attempts": 1, "mode": "standard"},
+        ignore_configured_endpoint_urls=True,  # without `s3.endpoint` it is AWS, whatever AWS_ENDPOINT_URL says
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"payload_signing_enabled": False, "addressing_style": "path" if settings.endpoint else "auto"},

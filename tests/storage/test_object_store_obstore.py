@@ -9,12 +9,17 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from aiobotocore.client import AioBaseClient
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.support.s3_servers import ROOT, S3Server
+from tidelog.chaos.ports import free_port
 from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import Unavailable
 from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.s3 import S3ObjectStore
 from tidelog.storage.settings import S3Settings
@@ -37,7 +42,7 @@ def clients_in_memory() -> int:
     return sum(isinstance(one, AioBaseClient) for one in gc.get_objects())
 
 
-def settings_of(server: S3Server, **overrides: str) -> S3Settings:
+def settings_of(server: S3Server, **overrides: Any) -> S3Settings:
     return server.settings(client="obstore", **overrides)
 
 
@@ -55,6 +60,58 @@ def test_configured_credentials_do_not_mix_with_those_of_the_environment(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "somebody-elses")
     asyncio.run(round_trip(settings_of(minio_server)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_ENDPOINT_URL_S3", "ELSEWHERE"),
+        ("AWS_ENDPOINT_URL", "ELSEWHERE"),
+        ("AWS_SKIP_SIGNATURE", "true"),
+        ("AWS_CONDITIONAL_PUT", "disabled"),
+        ("AWS_S3_EXPRESS", "true"),
+        ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true"),
+    ],
+)
+def test_the_environment_does_not_change_where_and_how_requests_are_sent(
+    minio_server: S3Server, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value.replace("ELSEWHERE", f"http://127.0.0.1:{free_port()}"))
+    asyncio.run(round_trip(settings_of(minio_server, retry_budget_ms=500)))
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
+@pytest.mark.parametrize("client", ["aiobotocore", "obstore"])
+async def test_without_an_endpoint_nothing_is_sent_to_the_one_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, client: Literal["aiobotocore", "obstore"], name: str
+) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(f"{request.method} {request.path}")
+        return web.Response(status=404)
+
+    elsewhere = web.Application()
+    elsewhere.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(elsewhere) as server:
+        monkeypatch.setenv(name, str(server.make_url("")))
+        settings = S3Settings(
+            bucket="b",
+            region="nowhere-1",  # a host that does not exist
+            client=client,
+            access_key_id="x",
+            secret_access_key="y",
+            request_timeout_ms=1500,
+            retry_budget_ms=100,
+        )
+        store = S3ObjectStore(settings, SystemClock(), random.Random(3))
+        try:
+            for request in (store.get, store.head):
+                with pytest.raises(Unavailable):
+                    await request("k")
+        finally:
+            await store.close()
+    assert asked == []
 
 
 async def test_a_store_without_credentials_keeps_nothing_of_its_attempts_and_works_once_it_has_some(
