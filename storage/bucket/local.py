@@ -42,6 +42,7 @@ from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.accounts import Account
 from tidelog.storage.bucket.common import (
     PlainViews,
+    StoreAccessDenied,
     StoreFull,
     check_key,
     check_ranges,
@@ -80,8 +81,9 @@ NAME_ATTEMPTS: Final = 100
 class LocalObjectStore(PlainViews):
     """An `ObjectStore` in the directory `directory`, which is created if needed.
 
-    Raises `ConfigError` if the directory cannot be used, `StoreFull` when its disk is full, and `Unavailable` for other
-    errors of the disk. After `Unavailable` from a put it is unknown whether the object exists, as with every store.
+    Raises `ConfigError` if the directory cannot be used, `StoreFull` when its disk is full, `StoreAccessDenied` for
+    files of another user, and `Unavailable` for other errors of the disk. After `Unavailable` from a put it is unknown
+    whether the object exists, as with every store.
     """
 
     def __init__(self, directory: Path | str, clock: Clock | None = None) -> None:
@@ -225,6 +227,13 @@ class LocalObjectStore(PlainViews):
             return StoreFull(
                 f"the disk under {self._root} is full: {error.strerror}",
                 hint="free space; blocked writes then continue",
+            )
+        if isinstance(error, PermissionError):
+            where = error.filename or self._root
+            return StoreAccessDenied(
+                f"the object store at {self._root} denies access to {where}: {error.strerror}",
+                hint=f"was it written by another user, such as root? `chown -R {os.geteuid()} {self._root}` gives the"
+                " files to this one",
             )
         return Unavailable(
             f"the object store at {self._root} failed: {error.strerror or error}", hint="see the kernel's log (dmesg)"

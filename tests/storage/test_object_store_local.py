@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
 from tidelog.runtime.types import Buffer
-from tidelog.storage.bucket.common import StoreFull
+from tidelog.storage.bucket.common import StoreAccessDenied, StoreFull
+from tidelog.storage.bucket.gate import PriorityGate
+from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.local import TMP_NAME, LocalObjectStore
 from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound
 
@@ -147,7 +150,7 @@ def test_of_several_processes_exactly_one_creates_each_key(tmp_path: Path) -> No
 def failing(error: int, times: int = 1_000_000) -> Any:
     left = times
 
-    def call(*_: object) -> int:
+    def call(*_: object, **__: object) -> int:
         nonlocal left
         if left <= 0:
             raise AssertionError("asked more often than the test expects")
@@ -173,6 +176,35 @@ async def test_a_full_disk_is_a_clear_retriable_error_and_leaves_nothing(
     assert await store.get("kept") == b"old"
     await store.put("kept", [b"new"])
     assert await store.get("kept") == b"new"
+    await store.close()
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM])
+async def test_the_files_of_another_user_are_denied_and_no_failure_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    store = GuardedObjectStore(LocalObjectStore(tmp_path / "bucket"), PriorityGate(4), SystemClock())
+    await store.put("a/1", [b"x"])
+
+    async def listed() -> None:
+        assert [info.key async for info in store.list("")] == ["a/2"]
+
+    requests: dict[str, Callable[[], Awaitable[Any]]] = {
+        "open": lambda: store.get("a/1"),
+        "rename": lambda: store.put("a/1", [b"x"]),
+        "link": lambda: store.put("a/2", [b"x"], if_absent=True),
+        "unlink": lambda: store.delete(["a/1"]),
+        "scandir": listed,
+    }
+    for call, request in requests.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing(error))
+            with pytest.raises(StoreAccessDenied, match="denies access") as caught:
+                await request()
+        assert "chown -R" in str(caught.value.hint)
+        assert "denies access" in store.health.problems()[0]
+        await request()
+        assert store.health.problems() == []
     await store.close()
 
 
