@@ -24,7 +24,7 @@ UNKNOWN_BYTES = -1
 
 
 async def describe_log_dirs(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    """DescribeLogDirs v1–4. Only the leader of a partition tells it: in the bucket its log is once, and tools add up."""
+    """DescribeLogDirs v1–4. Only the leader tells of a partition: its log is in the bucket once, and tools add up."""
     services = context.services
     wanted = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
     by_topic: dict[str, list[DescribeLogDirsPartition]] = {}
