@@ -67,6 +67,7 @@ from tidelog.controller.rpc.connection import (
 from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
+from tidelog.runtime.steps import in_turns
 from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.version import VERSION
 
@@ -609,7 +610,7 @@ class ControllerNode:
         if method == "scale":
             return self._balancer.schedule.scale(now_s)
         if method == "balance-plan":
-            return self._balancer.schedule.plan(now_s, self._clock.time_ms())
+            return await in_turns(self._balancer.schedule.plan(now_s, self._clock.time_ms()))
         return await self._balancer.carry_out() if method == "balance" else self._balancer.schedule.status(now_s)
 
     async def _upgrade(self, params: UpgradeParams) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The balancer's planner: which partitions should move where, and why (docs/design/0008-balancer.md).
 
-A pure function of a `Picture` and the settings. Goals in order of priority: racks, bytes in and out, number of
-partitions, requests. The cost of a goal is the sum of the brokers' deviations beyond the allowed range. Invariants,
+A pure function of a `Picture` and the settings, in steps. Goals in order of priority: racks, bytes in and out, number
+of partitions, requests. The cost of a goal is the sum of the brokers' deviations beyond the allowed range. Invariants,
 kept by every single move and checked by property tests:
 
 - neither the cost of the move's goal nor that of an earlier goal rises, and every plan with moves for a goal lowers
@@ -26,6 +26,7 @@ from typing import NamedTuple
 from tidelog.controller.active.balance_picture import Picture, Piece
 from tidelog.controller.model.records import PartitionKey
 from tidelog.controller.model.settings import BalancerSettings
+from tidelog.runtime.steps import Steps
 
 TRIES = 32
 """Partitions of one broker that are tried for a move to another broker, on each side of the best size."""
@@ -121,7 +122,10 @@ class Racks:
         self._brokers = Counter(self._rack_of.values())
         self.counts: dict[bytes, Counter[str]] = {}
         for piece in picture.pieces:
-            self.counts.setdefault(piece.key[0], Counter())[self._rack_of[piece.place]] += 1
+            topic = piece.key[0]
+            if topic not in self.counts:
+                self.counts[topic] = Counter()
+            self.counts[topic][self._rack_of[piece.place]] += 1
 
     @property
     def several(self) -> bool:
@@ -156,13 +160,15 @@ class Racks:
         return self._rack_of[place]
 
 
-def make_plan(picture: Picture, settings: BalancerSettings, name_of: Callable[[PartitionKey], str]) -> Plan:
+def make_plan(picture: Picture, settings: BalancerSettings, name_of: Callable[[PartitionKey], str]) -> Steps[Plan]:
     """Plan at most `settings.max_moves_in_plan` moves; `name_of` names a partition in explanations."""
     if len(picture.places) < 2:
         return Plan([], ["fewer than two brokers take partitions: there is nothing to balance"])
     if not picture.pieces:
         return Plan([], ["there are no partitions"])
-    return _Search(picture, settings, name_of).run()
+    search = _Search(picture, settings, name_of)
+    yield
+    return (yield from search.run())
 
 
 class _Search:
@@ -171,36 +177,40 @@ class _Search:
         self._settings = settings
         self._name_of = name_of
         self._racks = Racks(picture)
+        self._measures: list[BalanceMeasure] = []
         self._replicas = {place.id: place.replicas for place in picture.places}
         self._moves: list[PlannedMove] = []
         self._moved: set[PartitionKey] = set()
         self._findings: list[str] = []
         self._at: dict[int, dict[PartitionKey, Piece]] = {place.id: {} for place in picture.places}
-        for piece in picture.pieces:
-            self._at[piece.place][piece.key] = piece
-        self._measures = self._active_measures()
         self._sorted: dict[int, list[tuple[float, float, PartitionKey]]] = {}
         """For the current goal: each place's movable partitions by size (and bytes)."""
 
-    def run(self) -> Plan:
+    def run(self) -> Steps[Plan]:
+        for piece in self._picture.pieces:
+            self._at[piece.place][piece.key] = piece
+        yield
+        self._measures = yield from self._active_measures()
         if self._racks.several:
-            self._spread_racks()
+            yield from self._spread_racks()
         for number, measure in enumerate(self._measures):
-            self._even_out(measure, self._measures[:number])
+            yield from self._even_out(measure, self._measures[:number])
         return Plan(self._moves, self._findings)
 
-    def _active_measures(self) -> list[BalanceMeasure]:
+    def _active_measures(self) -> Steps[list[BalanceMeasure]]:
         picture, settings = self._picture, self._settings
         gain = settings.min_gain_permille / 1000
         partitions = CountMeasure(
             "partitions", lambda _: 1.0, lambda n: f"{n:g}", picture, settings.partitions_threshold_percent / 100, gain
         )
         partitions.min_gain = _ROUNDING  # a fraction of one partition, near a bound
+        yield
         if picture.unmeasured:
             names = ", ".join(map(str, picture.unmeasured))
             self._findings.append(f"no fresh load report of broker {names}: only racks and numbers are balanced")
             return [partitions]
         bytes_ = BalanceMeasure("bytes", _bytes, _rate, picture, settings.bytes_threshold_percent / 100, gain)
+        yield
         requests = BalanceMeasure(
             "requests",
             lambda piece: piece.load.requests / 1000,
@@ -209,6 +219,7 @@ class _Search:
             settings.requests_threshold_percent / 100,
             gain,
         )
+        yield
         found: list[BalanceMeasure] = []
         for one, least, key in (
             (bytes_, settings.min_bytes_per_s, "min_bytes_per_s"),
@@ -236,7 +247,7 @@ class _Search:
 
     # --- racks ---------------------------------------------------------------------------------------------------
 
-    def _spread_racks(self) -> None:
+    def _spread_racks(self) -> Steps[None]:
         racks, before = self._racks, len(self._moves)
         topics = [topic for topic in sorted(racks.counts) if racks.excess(topic)]
         if topics:
@@ -245,7 +256,9 @@ class _Search:
                 if piece.movable and piece.key[0] in by_topic:
                     by_topic[piece.key[0]].append(piece)
             for topic in topics:
+                yield
                 self._spread_topic(topic, by_topic[topic])
+        yield
         left = sum(map(racks.excess, topics))
         done = len(self._moves) - before
         self._findings.append(
@@ -278,19 +291,19 @@ class _Search:
 
     # --- measured goals ------------------------------------------------------------------------------------------
 
-    def _even_out(self, measure: BalanceMeasure, earlier: list[BalanceMeasure]) -> None:
+    def _even_out(self, measure: BalanceMeasure, earlier: list[BalanceMeasure]) -> Steps[None]:
         before = len(self._moves)
         if measure.total_cost() > _ROUNDING:
-            self._sorted = {
-                place: sorted(
+            for place, pieces in self._at.items():
+                self._sorted[place] = sorted(
                     (measure.value(piece), _bytes(piece), key) for key, piece in pieces.items() if piece.movable
                 )
-                for place, pieces in self._at.items()
-            }
+                yield
             outside = {place for place, load in measure.at.items() if measure.cost(load, measure.allowed) > _ROUNDING}
             while not self._is_full() and self._step(measure, earlier, outside):
-                pass
+                yield
         self._findings.append(self._finding(measure, len(self._moves) - before))
+        yield
 
     def _step(self, measure: BalanceMeasure, earlier: list[BalanceMeasure], outside: set[int]) -> bool:
         """Make the next move, from the fullest to the emptiest place possible. Returns False if no move helps.

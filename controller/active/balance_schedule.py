@@ -14,6 +14,8 @@ and times in, commands out (docs/design/0008-balancer.md).
 A plan is made from a stable picture (the brokers have been the same for `STEADY_S`, no partition of the last plan is
 still moving) and then executed in batches, each one command: as many moves as fit under `balancer.max_moves_in_flight`,
 in which those that wait for a dead broker do not count.
+A plan takes a while at 100,000 partitions, so it is made in steps (`tidelog.runtime.steps`): one whose begin was made
+obsolete meanwhile, by other brokers, another plan, or another term, is dropped.
 When brokers join or leave, the rest of the plan is dropped, and the cool-down of moved partitions ends. After any move,
 by an operator too, a partition is not moved by the balancer for `balancer.cooldown_ms`.
 
@@ -42,6 +44,7 @@ from tidelog.controller.model.load import HeartbeatReply, LoadTable
 from tidelog.controller.model.overrides import SettingsInForce
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey
 from tidelog.controller.model.settings import BalancerMode, BalancerSettings, ScaleSettings
+from tidelog.runtime.steps import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,8 @@ class BalanceSchedule:
         self._scaler = Scaler(scale)
         self._looked_s = 0.0
         self._queue: deque[PlannedMove] = deque()
+        self._round = 0
+        """Grows with whatever makes a plan that is being made obsolete."""
         self._rested_s: dict[PartitionKey, float] = {}
         """When each partition was last seen moving."""
         self._brokers: dict[int, str] = {}
@@ -88,6 +93,7 @@ class BalanceSchedule:
     def activated(self, now_s: float) -> None:
         """Reset: this controller became active."""
         self._scaler.activated(now_s)
+        self._round += 1
         self._queue.clear()
         self._brokers = {}
         self._issued = 0
@@ -110,7 +116,7 @@ class BalanceSchedule:
 
     # --- decisions -----------------------------------------------------------------------------------------------
 
-    def look(self, now_s: float, now_ms: int) -> MovePartitions | None:
+    def look(self, now_s: float, now_ms: int) -> Steps[MovePartitions | None]:
         """Return the command due now; the caller calls `issued` when it was accepted."""
         if now_s - self._looked_s >= LOOK_S / 2:
             self._looked_s = now_s
@@ -126,7 +132,10 @@ class BalanceSchedule:
             return None
         self._due_s = now_s + self._settings.interval_ms / 1000
         known = len(self._latest.moves)
-        plan = self._plan(now_s, now_ms)
+        plan = yield from self._plan(now_s, now_ms)
+        mode = self.mode
+        if plan is None or mode == "off":
+            return None
         if plan.moves and (mode == "on" or len(plan.moves) != known):  # advice is logged once
             logger.info("the balancer has a plan", extra={"moves": len(plan.moves), "mode": mode})
         if mode != "on":
@@ -134,12 +143,14 @@ class BalanceSchedule:
         self._begin(plan)
         return self._next_batch(now_s)
 
-    def begin_now(self, now_s: float, now_ms: int) -> MovePartitions | None:
+    def begin_now(self, now_s: float, now_ms: int) -> Steps[MovePartitions | None]:
         """Plan and begin on request, whatever the mode. A plan that is being executed continues."""
-        if self._queue:
-            return None
-        self._notice_brokers(now_s)
-        plan = self._plan(now_s, now_ms)
+        plan = None
+        while plan is None:
+            if self._queue:
+                return None
+            self._notice_brokers(now_s)
+            plan = yield from self._plan(now_s, now_ms)
         self._begin(plan)
         self._asked = True
         return self._next_batch(now_s) if plan.moves else None
@@ -160,6 +171,7 @@ class BalanceSchedule:
         found = {each: master.rack for each, master in takers(self._image()).items()}
         if found != self._brokers:
             self._brokers = found
+            self._round += 1
             self._steady_since_s = now_s
             self._due_s = now_s
             self._queue.clear()
@@ -169,21 +181,27 @@ class BalanceSchedule:
         ages = self._move_ages.look(self._image(), now_s)
         return now_s - self._steady_since_s >= STEADY_S and all(1000 * age_s > STUCK_MS for age_s in ages.values())
 
-    def _plan(self, now_s: float, now_ms: int) -> Plan:
-        settings = self._settings
+    def _plan(self, now_s: float, now_ms: int) -> Steps[Plan | None]:
+        """Make a plan; None if it is obsolete already."""
+        begun, settings = self._round, self._settings
         rested = {key: at for key, at in self._rested_s.items() if now_s - at < settings.cooldown_ms / 1000}
         self._rested_s = rested
-        picture = picture_of(self._image(), self.loads, now_s, rested)
-        self._latest = make_plan(picture, settings, self._name)
+        picture = yield from picture_of(self._image(), self.loads, now_s, rested)
+        plan = yield from make_plan(picture, settings, self._name)
+        self._notice_brokers(now_s)
+        if self._round != begun:
+            return None
+        self._latest = plan
         self._begun = False
         self._latest_ms = now_ms
-        return self._latest
+        return plan
 
     def _name(self, key: PartitionKey) -> str:
         topic = self._image().topics.get(key[0])
         return f"{topic.name if topic is not None else key[0].hex()}-{key[1]}"
 
     def _begin(self, plan: Plan) -> None:
+        self._round += 1
         self._queue = deque(plan.moves)
         self._begun = True
         self._asked = False
@@ -270,9 +288,12 @@ class BalanceSchedule:
             "cpu_percent": load.cpu / 10 if load is not None else None,
         }
 
-    def plan(self, now_s: float, now_ms: int) -> dict[str, Any]:
+    def plan(self, now_s: float, now_ms: int) -> Steps[dict[str, Any]]:
         """Return the plan that would begin now, with a reason for each move, without executing it."""
-        return self._shown(self._plan(now_s, now_ms))
+        plan = None
+        while plan is None:
+            plan = yield from self._plan(now_s, now_ms)
+        return self._shown(plan)
 
     def shown(self) -> dict[str, Any]:
         """Return the latest plan in the format of `plan`."""

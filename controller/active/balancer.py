@@ -19,6 +19,7 @@ from tidelog.controller.model.commands import MovePartitions
 from tidelog.controller.model.settings import BalancerSettings, ScaleSettings
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.steps import in_turns
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,11 @@ class Balancer:
 
     async def look(self, now_s: float) -> None:
         """Propose what is due now. Raises the error of a refused command."""
-        await self._issue(self.schedule.look(now_s, self._clock.time_ms()))
+        await self._issue(await in_turns(self.schedule.look(now_s, self._clock.time_ms())))
 
     async def carry_out(self) -> dict[str, Any]:
         """Plan now and begin, whatever the mode; if a plan is being executed, continue with it. Return the plan."""
-        await self._issue(self.schedule.begin_now(self._clock.monotonic(), self._clock.time_ms()))
+        await self._issue(await in_turns(self.schedule.begin_now(self._clock.monotonic(), self._clock.time_ms())))
         return self.schedule.shown()
 
     async def _issue(self, command: MovePartitions | None) -> None:

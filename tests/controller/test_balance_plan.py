@@ -14,6 +14,7 @@ from tidelog.controller.active.balance_plan import BalanceMeasure, CountMeasure,
 from tidelog.controller.model.load import Rates
 from tidelog.controller.model.records import PartitionKey
 from tidelog.controller.model.settings import BalancerSettings
+from tidelog.runtime.steps import at_once
 
 SETTINGS = BalancerSettings(min_bytes_per_s=100, min_requests_per_s=10, max_moves_in_plan=1_000)
 TOPICS = [bytes([number]) * 16 for number in range(3)]
@@ -24,7 +25,7 @@ def name(key: PartitionKey) -> str:
 
 
 def plan_of(picture: Picture, limits: BalancerSettings = SETTINGS) -> Plan:
-    return make_plan(picture, limits, name)
+    return at_once(make_plan(picture, limits, name))
 
 
 def picture_by(seed: int, *, movable: bool = False) -> Picture:

@@ -16,6 +16,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.load import BrokerLoad, PartitionLoad
 from tidelog.controller.model.records import NO_REPLICA_SET
 from tidelog.controller.model.settings import BalancerSettings, ScaleSettings
+from tidelog.runtime.steps import at_once
 
 LIMIT = 3
 BROKERS = (1, 2, 3)
@@ -71,12 +72,12 @@ class Schedule(RuleBasedStateMachine):
         for key in sorted(self.driver.image.index.moving)[:ended]:
             self.driver.run(c.ElectPartitions((key,)))
         self.report()
-        self.take(self.schedule.look(self.now_s, self.driver.now_ms), taken)
+        self.take(at_once(self.schedule.look(self.now_s, self.driver.now_ms)), taken)
 
     @rule(taken=st.booleans())
     def somebody_asks(self, taken: bool) -> None:
         self.report()
-        self.take(self.schedule.begin_now(self.now_s, self.driver.now_ms), taken)
+        self.take(at_once(self.schedule.begin_now(self.now_s, self.driver.now_ms)), taken)
 
     @rule(index=st.integers(0, 11), place=st.sampled_from(BROKERS))
     def an_operator_moves_a_partition(self, index: int, place: int) -> None:

@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from tests.controller.controller_helpers import TOPIC, Driver
+from tidelog.controller.active import balance_picture
 from tidelog.controller.active.balance_schedule import MODE_KEY, STEADY_S, STUCK_MS
 from tidelog.controller.active.balancer import Balancer
 from tidelog.controller.active.role import ActiveRole
@@ -17,6 +20,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.load import BrokerLoad, PartitionLoad
 from tidelog.controller.model.records import DrainMode
 from tidelog.controller.model.settings import BalancerSettings, ScaleSettings
+from tidelog.runtime.steps import at_once
 
 
 class Clock:
@@ -114,7 +118,7 @@ def test_advising_moves_nothing_and_says_what_it_would_do() -> None:
     assert not world.commands
     status = world.schedule.status(world.clock.now_s)
     assert (status["planned"], status["issued"]) == (8, 0)
-    plan = world.schedule.plan(world.clock.now_s, world.clock.time_ms())
+    plan = at_once(world.schedule.plan(world.clock.now_s, world.clock.time_ms()))
     assert plan["total"] == 8 and {move["from"] for move in plan["moves"]} == {1}
     assert all(move["why"].startswith("t-") for move in plan["moves"])
     told = world.schedule.told()
@@ -263,3 +267,63 @@ def test_a_partition_that_somebody_else_moved_meanwhile_is_passed_over() -> None
     world.look(1.0)
     issued = [(move.topic_id, move.index) for command in world.commands for move in command.moves]
     assert (TOPIC, queued["partition"]) not in issued
+
+
+def test_others_run_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for 100,000 partitions held everything that the controller's process does for half a second."""
+    monkeypatch.setattr(balance_picture, "STEP_PARTITIONS", 1, raising=False)
+    world = World(partitions=50)
+    world.look()
+    world.clock.now_s += STEADY_S
+    world.report()
+    turns = 0
+
+    async def look() -> None:
+        nonlocal turns
+        planning = asyncio.ensure_future(world.balancer.look(world.clock.now_s))
+        while not planning.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await planning
+
+    run(look())
+    assert len(world.commands) == 1
+    assert turns > 50, "a step of its own for each partition"
+
+
+def test_a_plan_that_others_have_made_obsolete_is_dropped() -> None:
+    world = World()
+    world.look()
+    world.clock.now_s += STEADY_S
+    world.report()
+    now_s, now_ms = world.clock.now_s, world.clock.time_ms()
+    planning = world.schedule.look(now_s, now_ms)
+    next(planning)
+    world.driver.broker(4)
+    assert at_once(planning) is None and world.schedule.status(now_s)["planned"] == 0
+    world.look(1.0)
+    world.look(STEADY_S)
+    assert len(world.commands) == 1 and {each.replica_set for each in world.commands[0].moves} == {2, 3, 4}
+
+
+def test_one_who_asks_while_a_plan_is_made_gets_one_and_it_begins_once() -> None:
+    world = World(max_moves_in_flight=4)
+    world.look()
+    world.clock.now_s += STEADY_S
+    world.report()
+    planning = world.schedule.look(world.clock.now_s, world.clock.time_ms())
+    next(planning)
+    assert run(world.balancer.carry_out())["total"] == 8
+    assert at_once(planning) is None
+    assert len(world.commands) == 1 and world.schedule.status(world.clock.now_s)["left"] == 4
+
+
+def test_a_plan_that_was_being_made_when_the_term_ended_is_dropped() -> None:
+    world = World()
+    world.look()
+    world.clock.now_s += STEADY_S
+    world.report()
+    planning = world.schedule.look(world.clock.now_s, world.clock.time_ms())
+    next(planning)
+    world.schedule.activated(world.clock.now_s)
+    assert at_once(planning) is None and not world.commands

@@ -36,6 +36,7 @@ from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError
 from tidelog.runtime.network import TcpNetwork
+from tidelog.runtime.steps import at_once
 
 REPAIR, PREFERRED = "controller.replica_repair_after_ms", "controller.preferred_master_enable"
 
@@ -216,7 +217,7 @@ def test_the_balancer_uses_the_settings_that_are_in_force() -> None:
                 if one.replica_set == each
             )
             schedule.loads.note(each, 1, BrokerLoad(1_000_000 * len(rows), 0, 0, 0, rows), float(now_s))
-        command = command or schedule.look(float(now_s), 0)
+        command = command or at_once(schedule.look(float(now_s), 0))
     assert command is not None and len(command.moves) == 2
 
 

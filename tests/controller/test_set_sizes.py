@@ -23,6 +23,7 @@ from tidelog.controller.model.records import DrainMode
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.settings import BalancerSettings
 from tidelog.controller.model.topic_replicas import replicas_key, topic_replicas
+from tidelog.runtime.steps import at_once
 
 OTHER = bytes(15) + b"o"
 
@@ -150,12 +151,12 @@ def test_the_balancer_sees_what_a_partition_needs_and_a_set_has() -> None:
     driver = sized(1, 3, 3)
     create(driver, 3, 4)
     create(driver, 0, 4, OTHER)
-    picture = picture_of(driver.image, LoadTable(), 0.0)
+    picture = at_once(picture_of(driver.image, LoadTable(), 0.0))
     assert [each.replicas for each in picture.places] == [1, 3, 3]
     assert {(each.key[0], each.replicas) for each in picture.pieces} == {(TOPIC, 3), (OTHER, 0)}
     driver.run(r.SetReplicaSetPolicy(1, PolicyRecord(2)))
     driver.run(r.SetReplicaSetPolicy(2, PolicyRecord(2)))
-    picture = picture_of(driver.image, LoadTable(), 0.0)
+    picture = at_once(picture_of(driver.image, LoadTable(), 0.0))
     assert {each.replicas for each in picture.pieces} == {0, 2}, "no set has more"
 
 
@@ -178,7 +179,7 @@ def test_the_balancer_moves_no_partition_to_a_set_that_is_too_small(seed: int) -
     limits = BalancerSettings(min_bytes_per_s=0, min_requests_per_s=0)
     needed, sizes = {each.key: each.replicas for each in pieces}, {each.id: each.replicas for each in places}
     for _ in range(60):
-        plan = make_plan(Picture(places, pieces, []), limits, str)
+        plan = at_once(make_plan(Picture(places, pieces, []), limits, str))
         targets = {move.key: move.target for move in plan.moves}
         assert all(sizes[target] >= needed[key] for key, target in targets.items())
         pieces = [each._replace(place=targets.get(each.key, each.place)) for each in pieces]
