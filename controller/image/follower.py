@@ -5,8 +5,8 @@
 Invariants: the local version never decreases; a delta is applied completely, then subscribers are called, then waiters
 are woken. After a reload (too far behind, or another controller) subscribers get the difference as one delta. An image
 replaces the local one only when it is whole (`tidelog.controller.image.transfer`); after a failed request it is loaded
-from its beginning. A controller of another cluster is never followed. Failures are retried indefinitely, with back-off
-and jitter.
+from its beginning. It is built and compared in steps: only what differs is applied in one turn of the event loop. A
+controller of another cluster is never followed. Failures are retried indefinitely, with back-off and jitter.
 
 Entry: `ImageFollower`, `LocalFollower`, parts of `tidelog.controller.client.client`.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidelog.controller.image.feed import DeltaFeed
-from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.image.image import STEP_ROWS, Delta, Image
 from tidelog.controller.image.transfer import ImageReceiver
 from tidelog.controller.machine.state import decode_mutation
 from tidelog.controller.rpc.connection import DELTA_VERSION, CallTimeout, PollParams, PollReply, RpcChannel
@@ -33,6 +33,7 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, Overloaded, TidelogError, Unavailable
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.msgpack import DECODE_ERRORS
+from tidelog.runtime.steps import Steps, in_turns
 from tidelog.runtime.task_errors import ERRORS
 
 logger = logging.getLogger(__name__)
@@ -189,14 +190,14 @@ class ImageFollower(Follower):
                 await self._load_next(loading)
                 if loading.version < self.image.version:
                     raise Unavailable(f"the controller's image is older: {loading.version} < {self.image.version}")
+            fresh = await in_turns(_built(loading))
+            if fresh.cluster_id != cluster_id:
+                raise CorruptData(f"the image is of cluster {fresh.cluster_id}, not {cluster_id}")
+            difference = await in_turns(self.image.difference_steps(fresh))
         finally:
             self.is_loading = False
-        fresh = Image(finds_objects=False)
-        fresh.apply(Delta(loading.version, loading.rows, {}))  # an image has the ends of its streams
-        if fresh.cluster_id != cluster_id:
-            raise CorruptData(f"the image is of cluster {fresh.cluster_id}, not {cluster_id}")
         logger.info("metadata loaded", extra={"version": loading.version, "rows": len(loading.rows)})
-        self._take(Delta(loading.version, self.image.difference(fresh), {}))
+        self._take(Delta(loading.version, difference, {}))
 
     async def _load_next(self, loading: ImageReceiver) -> None:
         """A transfer without positions is over with its connection only (`tidelog.controller.image.transfer`)."""
@@ -210,3 +211,13 @@ class ImageFollower(Follower):
     def _take(self, delta: Delta) -> None:
         self._image.apply(delta)
         self._tell(delta)
+
+
+def _built(loaded: ImageReceiver) -> Steps[Image]:
+    """Make an image of what has arrived. It has the ends of its streams."""
+    fresh = Image(finds_objects=False)
+    rows = iter(loaded.rows)
+    while some := list(itertools.islice(rows, STEP_ROWS)):
+        fresh.apply(Delta(loaded.version, some, {}))
+        yield
+    return fresh

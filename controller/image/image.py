@@ -14,7 +14,8 @@ Entry: `Image`, `Delta`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -38,11 +39,14 @@ from tidelog.controller.model.records import (
 )
 from tidelog.controller.model.replication import ElectionRecord, ReplicationRecord, replica_count
 from tidelog.controller.model.snapshots import BranchRecord, Extents, SnapshotRecord, extent_at
+from tidelog.runtime.steps import Steps, at_once
 from tidelog.storage.commits import ObjectSlice, unpack_ranges
 from tidelog.storage.replication.configuration import SetConfiguration
 
 PLACEMENT_TABLES = frozenset({"cluster", "brokers", "replica_sets", "topics", "partitions", "configs", "snapshots"})
 """The tables of `Image.placement_version`."""
+STEP_ROWS: Final = 5_000
+"""Rows of one step: a whole image has millions, each of which takes a microsecond or two."""
 
 
 def _places(table: str, old: Any, new: Any) -> bool:
@@ -203,20 +207,36 @@ class Image:
             self.leaders_version = version
 
     def difference(self, newer: Image) -> list[RowChange]:
+        """As `difference_steps`, at once."""
+        return at_once(self.difference_steps(newer))
+
+    def difference_steps(self, newer: Image) -> Steps[list[RowChange]]:
         """Return the mutations that turn this image's rows into those of `newer`, in loading order.
+
+        In steps of `STEP_ROWS` rows, between which neither image may change.
 
         Of snapshots and branches those that begin come first, and those that end last: one may hold what another has
         held, and nothing else. In between the index would lose it for good.
         """
-        found = {name: self._difference_of(name, newer) for name in KEY_TYPES}
+        found = {}
+        for name in KEY_TYPES:
+            found[name] = yield from self._difference_of(name, newer)
         holders = found.pop("snapshots") + found["branches"]
         found["branches"] = sorted(holders, key=lambda each: (each.record is None, each.key in self.table(each.table)))
         return [each for mutations in found.values() for each in mutations]
 
-    def _difference_of(self, name: str, newer: Image) -> list[RowChange]:
+    def _difference_of(self, name: str, newer: Image) -> Steps[list[RowChange]]:
         ours, theirs = self.table(name), newer.table(name)
-        gone = [RowChange(name, key, None) for key in ours if key not in theirs]
-        return gone + [RowChange(name, key, record) for key, record in theirs.items() if ours.get(key) != record]
+        found: list[RowChange] = []
+        keys = iter(ours)
+        while some := list(islice(keys, STEP_ROWS)):
+            found += [RowChange(name, key, None) for key in some if key not in theirs]
+            yield
+        rows = iter(theirs.items())
+        while changed := list(islice(rows, STEP_ROWS)):
+            found += [RowChange(name, key, record) for key, record in changed if ours.get(key) != record]
+            yield
+        return found
 
     def rows(self) -> Iterable[tuple[str, dict[Any, Any]]]:
         """Return all tables in loading order."""

@@ -15,7 +15,7 @@ import pytest
 from tests.controller.controller_helpers import make_node
 from tidelog.controller.image.feed import TRANSFER_IDLE_S, DeltaFeed, FeedLimits
 from tidelog.controller.image.follower import ImageFollower
-from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.image.image import STEP_ROWS, Delta, Image
 from tidelog.controller.image.transfer import (
     IMAGE_FORMAT,
     PLAIN_FORMAT,
@@ -29,9 +29,9 @@ from tidelog.controller.image.transfer import (
 )
 from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model.errors import ImageTransferLost
-from tidelog.controller.model.records import ObjectRecord, ObjectState
+from tidelog.controller.model.records import ClusterRecord, ObjectRecord, ObjectState
 from tidelog.controller.node import ControllerNode
-from tidelog.controller.rpc.connection import CallTimeout, RpcChannel, RpcConnection
+from tidelog.controller.rpc.connection import CallTimeout, PollReply, RpcChannel, RpcConnection
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData, InvalidInput, Overloaded
@@ -168,6 +168,60 @@ def rebuilt(image: Image, objects: int) -> Image:
     rows += [RowChange("objects", each, an_object(each + 100)) for each in range(1, objects + 1)]
     newer.apply(Delta(image.version + 5, rows))
     return newer
+
+
+class AtHand(RpcChannel):
+    """A controller whose answers are there at once, so that whoever asks goes on in the same turn of the event loop."""
+
+    def __init__(self, first: Image) -> None:
+        self.feed = DeltaFeed()
+        self.feed.reset(first)
+        self.told = asyncio.Event()
+        """There is a newer image."""
+
+    async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
+        image = self.feed.image
+        if method == "image":
+            return msgspec.Raw(msgspec.msgpack.encode(self.feed.image_chunk("it", params)))
+        if image.version <= params.from_version:
+            self.told.clear()
+            await self.told.wait()
+            image = self.feed.image
+        return msgspec.Raw(msgspec.msgpack.encode(PollReply(image.cluster_id, True, [], image.version)))
+
+    def drop(self) -> None:
+        raise AssertionError("no transfer fails")
+
+
+async def test_others_run_while_an_image_is_compared_with_a_newer_one() -> None:
+    """A broker of a cluster with 100,000 partitions that reloaded its metadata answered nobody for a second or more."""
+    rows = [RowChange("objects", each, an_object(each)) for each in range(1, 50_001)]
+    images = []
+    for version, size in ((7, 100), (12, 101)):
+        images.append(Image(finds_objects=False))
+        objects = [*rows[:-1], RowChange("objects", 50_000, msgspec.structs.replace(rows[-1].record, size=size))]
+        images[-1].apply(Delta(version, [RowChange("cluster", "", ClusterRecord("c", 1, 1, 0)), *objects]))
+    channel = AtHand(images[0])
+    follower = ImageFollower(channel, SystemClock(), random.Random(1))
+    task = asyncio.create_task(follower.run())
+    try:
+        async with asyncio.timeout(10):
+            await follower.wait_loaded()
+            deltas: list[Delta] = []
+            follower.subscribe(deltas.append)
+            channel.feed.reset(images[1])
+            channel.told.set()
+            turns = 0
+            while not deltas:
+                assert follower.image.version == 7 and follower.image.objects[50_000].size == 100, "half of it"
+                await asyncio.sleep(0)
+                turns += 1
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert [(each.table, each.key) for each in deltas[0].mutations] == [("objects", 50_000)]
+    assert follower.image.version == 12 and follower.image.objects[50_000].size == 101
+    assert turns > 3 * 50_000 / STEP_ROWS, "it is built, and compared from both sides, in steps"
 
 
 # The chunks themselves
