@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, until
 from tidelog.broker.kafka import election_waits
 from tidelog.broker.kafka.handlers import metadata
+from tidelog.broker.kafka.wire.metadata import encode_topic
 from tidelog.broker.settings import KafkaSettings
 from tidelog.controller.model.replica_set_commands import BeginElection
 from tidelog.runtime.errors import Unavailable
@@ -208,6 +210,56 @@ async def test_an_answer_follows_the_image_although_it_is_cached() -> None:
         assert [topic.name for topic in (await ask(client, 12, None)).topics] == ["t", "u"]
         await world.controller.delete_topic(world.controller.image.topic_ids["t"])
         assert [topic.name for topic in (await ask(client, 12, None)).topics] == ["u"]
+
+
+class Encoded:
+    """In which turns of the event loop topics were encoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns: list[int] = []
+        self.at_fifth: Callable[[], None] = lambda: None
+        self._turn = 0
+
+        def encode(*args: Any, **fields: Any) -> bytes:
+            self.turns.append(self._turn)
+            if len(self.turns) == 5:
+                asyncio.get_running_loop().call_soon(self.at_fifth)
+            return encode_topic(*args, **fields)
+
+        monkeypatch.setattr(metadata, "encode_topic", encode)
+        monkeypatch.setattr(metadata, "STEP_PARTITIONS", 1, raising=False)
+
+    async def count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self._turn += 1
+
+
+async def test_others_run_while_the_answer_of_all_topics_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each change of a leader, one of 100,000 partitions held all clients of a broker up for 0.3 s."""
+    encoded = Encoded(monkeypatch)
+    async with KafkaWorld() as world, world.client() as client:
+        names = [f"t{number:02}" for number in range(20)]
+        for name in names:
+            await world.topic(name)
+        counting = asyncio.create_task(encoded.count())
+        assert [topic.name for topic in (await ask(client, 12, None)).topics] == names
+        assert len(set(encoded.turns)) == len(encoded.turns) == 20, "each was encoded once, in a turn of its own"
+        assert [topic.name for topic in (await ask(client, 12, names[3:5])).topics] == names[3:5]
+        assert len(encoded.turns) == 20, "they were at hand"
+        counting.cancel()
+
+
+async def test_an_answer_is_of_one_moment_although_it_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = Encoded(monkeypatch)
+    async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
+        for number in range(20):
+            await world.controller.create_topic(f"t{number:02}", 1, {}, assignment=[2])
+            world.controller.open_partitions(f"t{number:02}")
+        encoded.at_fifth = lambda: world.controller.set_alive(2, False)
+        response = await ask(client, 12, None)
+        assert [broker.node_id for broker in response.brokers] == [1]
+        assert {topic.partitions[0].leader_id for topic in response.topics} == {-1} and len(response.topics) == 20
 
 
 async def test_without_a_controller_what_is_known_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ request allows it (before v4 it always does) and `kafka.auto_create_topics` is o
 "controller" is the broker that answers (`Services.named_controller`).
 
 Responses are cached as bytes until topics, brokers or leaders change (`Image.placement_version`), and each topic's part
-of them until that topic or any leader changes.
+of them until that topic or any leader changes. What is not cached is encoded in steps, before the answer is put
+together.
 
 The creation of a missing topic at the controller has a time limit, so that Metadata also answers without a controller.
 
@@ -40,6 +41,7 @@ from tidelog.broker.kafka.wire.messages.cluster import MetadataRequest, Metadata
 from tidelog.broker.kafka.wire.metadata import PartitionPart, encode_topic, join
 from tidelog.broker.partitions.openings import OPENING_WAIT_S
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.steps import Steps, in_turns
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,10 @@ MAX_ANSWERS_BYTES = 4 << 20
 """Cached responses: a few versions times a few sets of topics."""
 MAX_TOPICS_BYTES = 16 << 20
 """Cached encoded topics: some 40 bytes per partition, for each version that clients use."""
+STEP_PARTITIONS = 5_000
+"""Partitions encoded in one step, at some microseconds each."""
+MAX_AHEAD = 5
+"""How often what has changed while an answer was encoded is encoded in steps, too, before the rest is done at once."""
 ANSWER_OVERHEAD_BYTES = 400
 """Memory of a cached response in addition to its bytes: request key, keys, dictionary slot."""
 
@@ -102,6 +108,11 @@ class _Cache:
             self._answers[question] = body
             self._answers_bytes += len(body) + ANSWER_OVERHEAD_BYTES
 
+    def has(self, image: Image, question: _Question, record: TopicRecord) -> bool:
+        """Return whether `topic` has it at hand."""
+        known = self._topics.get((question.version, record.id, question.topic_operations))
+        return known is not None and known[:2] == (image.topic_versions[record.id], image.leaders_version)
+
     def topic(self, image: Image, question: _Question, record: TopicRecord) -> bytes:
         """Return a topic's part of a response; encode it only after the topic or a leader has changed."""
         key = question.version, record.id, question.topic_operations
@@ -135,7 +146,6 @@ async def handle(context: RequestContext, request: MetadataRequest) -> EncodedBo
         await _wait_opened(services, topics)
     if topics is None or topics:
         await services.elections.wait(None if topics is None else _known_ids(services.controller.image, topics))
-    image = services.controller.image
     question = _Question(
         context.api_version,
         topics,
@@ -143,7 +153,7 @@ async def handle(context: RequestContext, request: MetadataRequest) -> EncodedBo
         request.include_topic_authorized_operations,
         services.named_controller,
     )
-    cache = _caches.setdefault(image, _Cache())
+    image, cache = await _at_hand(services, question)
     body = cache.get(image.placement_version, question)
     if body is None or errors:
         body = _answer(image, cache, question, errors)
@@ -274,6 +284,35 @@ async def _wait_opened(services: Services, wanted: tuple[_WantedTopics, ...]) ->
 
 
 # --- answering -----------------------------------------------------------------------------------------------------
+
+
+async def _at_hand(services: Services, question: _Question) -> tuple[Image, _Cache]:
+    """Return the image and its cache, which has what the answer needs, unless leaders change all the time."""
+    for _ in range(MAX_AHEAD):
+        image = services.controller.image
+        cache, version = _caches.setdefault(image, _Cache()), image.placement_version
+        if cache.get(version, question) is None:
+            await in_turns(_encode_ahead(image, cache, question))
+        if services.controller.image is image and image.placement_version == version:
+            return image, cache
+    image = services.controller.image
+    return image, _caches.setdefault(image, _Cache())
+
+
+def _encode_ahead(image: Image, cache: _Cache, question: _Question) -> Steps[None]:
+    wanted = list(image.topics) if question.topics is None else _known_ids(image, question.topics)
+    done = 0
+    for topic_id in wanted:
+        record = image.topics.get(topic_id)
+        if record is None:  # it was deleted meanwhile
+            continue
+        done += 1
+        if not cache.has(image, question, record):
+            cache.topic(image, question, record)
+            done += record.partitions
+        if done >= STEP_PARTITIONS:
+            done = 0
+            yield
 
 
 def _answer(image: Image, cache: _Cache, question: _Question, errors: dict[str, int]) -> bytes:
