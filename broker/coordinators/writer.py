@@ -139,6 +139,8 @@ class StateWriter:
         self._appended_to = self._applied_to
         self._log_bytes = 0
         self._live_bytes = 0
+        self._is_counted = False
+        """Whether `_live_bytes` is known."""
         self._trim_to: int | None = None
         """Records before this offset are replaced by a confirmed snapshot."""
         self._trimming: asyncio.Task[None] | None = None
@@ -166,10 +168,6 @@ class StateWriter:
     def loaded(self, log_bytes: int) -> None:
         """Set the size of the loaded log, and start a snapshot if it is needed."""
         self._log_bytes = log_bytes
-        self._live_bytes = _size(self._store.live_records())
-        if isinstance(self._store, TransactionalStore):
-            batches = (records for _, records in self._store.pending_records())
-            self._live_bytes += sum(map(_size, batches))
         self._wake()
 
     def submit(self, write: Write) -> None:
@@ -194,6 +192,8 @@ class StateWriter:
 
     async def _run(self) -> None:
         try:
+            if not self._is_counted:
+                await self._count()
             await self._tidy()
             while self._queue and not self._closed:
                 await self._write_next()
@@ -375,6 +375,25 @@ class StateWriter:
             await self._clock.sleep(RETRY_PAUSE_S)
 
     # --- bounding the log ----------------------------------------------------------------------------------------
+
+    async def _count(self) -> None:
+        """Count the live bytes, `BATCH_BYTES` in one turn of the event loop. Nothing is written meanwhile.
+
+        There may be a hundred thousand committed offsets, each of which is encoded for that.
+        """
+        size = counted = 0
+        for key, value in self._all_live():
+            size += len(key) + len(value or b"")
+            if size - counted >= BATCH_BYTES:
+                counted = size
+                await self._clock.sleep(0)
+        self._live_bytes, self._is_counted = size, True
+
+    def _all_live(self) -> Iterator[KeyValue]:
+        yield from self._store.live_records()
+        if isinstance(self._store, TransactionalStore):
+            for _, records in self._store.pending_records():
+                yield from records
 
     async def _tidy(self) -> None:
         garbage = self._log_bytes - self._live_bytes
