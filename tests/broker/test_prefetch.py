@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,8 @@ from tests.support.loops import VIRTUAL_LOOP, LoopClock
 from tests.support.storage_world import CLUSTER, FaultyStore, inline
 from tidelog.broker.partitions.prefetch import AGAIN_S, PAUSE_S, FollowerPrefetch
 from tidelog.broker.partitions.read_replicas import FollowedReplicas
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.records import StreamRecord
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.cache.recovered import RecoveredRecords
 from tidelog.storage.commits import CommitObjects, NewObject, ObjectKind, StreamRange, pack_ranges
@@ -67,9 +70,9 @@ class Follower:
         """The meta stream of each partition."""
         self._wal_end = 0
 
-    async def begin(self, topic: str = "t", *, internal: bool = False) -> None:
+    async def begin(self, topic: str = "t", *, internal: bool = False, partitions: int = PARTITIONS) -> None:
         """A topic, led by the other broker."""
-        made = await self.controller.create_topic(topic, PARTITIONS, {}, assignment=[LEADER] * PARTITIONS)
+        made = await self.controller.create_topic(topic, partitions, {}, assignment=[LEADER] * partitions)
         if internal:
             self.controller.image.topics[made.id] = msgspec.structs.replace(
                 self.controller.image.topics[made.id], internal=True
@@ -144,6 +147,26 @@ def written(here: Follower, count: int = 30, covered: int = 20) -> dict[int, lis
         found[first + DATA] = [(at, bytes(RECORD_BYTES)) for at in range(count)]
         found[first + TIME] = [(0, bytes(24))]
     return found
+
+
+async def test_others_run_while_partitions_are_looked_at(here: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand of them held the clients of a follower up for 70 ms, at each look."""
+    turns, told, stream = 0, list[int](), Image.stream
+
+    def others_run() -> None:
+        nonlocal turns
+        turns += 1
+
+    def telling(image: Image, stream_id: int) -> StreamRecord | None:
+        told.append(turns)
+        asyncio.get_running_loop().call_soon(others_run)
+        return stream(image, stream_id)
+
+    monkeypatch.setattr(Image, "stream", telling)
+    await here.begin(partitions=2_000)
+    await here.passes()
+    assert len(told) >= 4 * 2_000
+    assert max(Counter(told).values()) <= 4 * 256
 
 
 async def test_what_lies_behind_checkpoints_is_read_before_it_is_needed_and_the_rest_is_not(here: Follower) -> None:
