@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer
 import tidelog.testing
 from tests.support.bucket_files import bucket_files
 from tests.support.cluster_process import eventually
+from tidelog.process.data_dir import WrongDataDirectory
 from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput
 from tidelog.testing import (
     AsyncLocalBroker,
@@ -296,6 +298,25 @@ def test_a_partition_moves_between_brokers_in_this_process() -> None:
         target = cluster.move("orders")
         assert (target, cluster.leader("orders")) == (3 - source, 3 - source)
         produce(cluster.bootstrap, "orders", b"after")
+        assert values(consume(cluster.bootstrap, "orders", 2)) == [b"before", b"after"]
+
+
+def test_a_copy_of_a_cluster_whose_links_were_followed_is_refused_until_its_nodes_share_a_bucket(
+    tmp_path: Path,
+) -> None:
+    with LocalCluster(2, child=False, directory=tmp_path / "original") as cluster:
+        cluster.create_topic("orders")
+        produce(cluster.bootstrap, "orders", b"before")
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "original", copy)  # it follows links
+    with pytest.raises(WrongDataDirectory, match="keep its objects for itself"):
+        LocalCluster(2, child=False, directory=copy).__enter__()
+    for node in ("node-1", "node-2"):
+        shutil.copytree(copy / node / "bucket", copy / "bucket", dirs_exist_ok=True)
+        shutil.rmtree(copy / node / "bucket")
+    with LocalCluster(2, child=False, directory=copy) as cluster:
+        produce(cluster.bootstrap, "orders", b"after")
+        cluster.move("orders")
         assert values(consume(cluster.bootstrap, "orders", 2)) == [b"before", b"after"]
 
 

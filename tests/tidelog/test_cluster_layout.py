@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tidelog.cli.subcommands.up import parse_racks
 from tidelog.config import Loaded
 from tidelog.controller.raft.quorum import parse_members
 from tidelog.process import cluster_layout
-from tidelog.process.data_dir import json_checksum
+from tidelog.process.data_dir import WrongDataDirectory, json_checksum
 from tidelog.runtime.errors import ConfigError, DamagedFile
 from tidelog.runtime.ports import ephemeral_ports
 
@@ -121,3 +122,19 @@ def test_a_layout_of_the_first_format_is_read_and_gets_its_checksum(tmp_path: Pa
     file.write_text(json.dumps({**body, "format": 1}))
     assert ports(cluster_layout.plan(loaded(tmp_path), 3)) == before
     assert json.loads(file.read_bytes()) == {**body, "format": 2, "crc32c": json_checksum(body)}
+
+
+def test_nodes_with_buckets_of_their_own_are_refused(tmp_path: Path) -> None:
+    original, copy, moved = tmp_path / "original", tmp_path / "copy", tmp_path / "moved \u00fc"
+    cluster_layout.plan(loaded(original), 2)
+    shutil.copytree(original, copy)  # it follows links
+    shutil.copytree(original, moved, symlinks=True)
+    with pytest.raises(WrongDataDirectory, match="node-1/bucket is not the link"):
+        cluster_layout.plan(loaded(copy), 2)
+    nodes = cluster_layout.plan(loaded(moved), 2)
+    assert all((Path(node.config.node.data_dir) / "bucket").samefile(moved / "bucket") for node in nodes)
+    dangling = moved / "node-2" / "bucket"
+    dangling.unlink()
+    dangling.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(WrongDataDirectory, match="node-2/bucket is not the link"):
+        cluster_layout.plan(loaded(moved), 2)

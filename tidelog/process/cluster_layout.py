@@ -28,7 +28,7 @@ import msgspec
 from tidelog.config import Config, Loaded
 from tidelog.controller.raft.files import sync_directory
 from tidelog.controller.rpc.secret import write_secret
-from tidelog.process.data_dir import json_checksum
+from tidelog.process.data_dir import WrongDataDirectory, json_checksum
 from tidelog.runtime.errors import ConfigError, CorruptData, DamagedFile, InvalidInput
 from tidelog.runtime.ports import choose_port
 from tidelog.storage.bucket.open import EMBEDDED_BUCKET
@@ -59,7 +59,7 @@ class ClusterLayout(msgspec.Struct, forbid_unknown_fields=True):
 
 def plan(loaded: Loaded, brokers: int, controllers: int | None = None, racks: Sequence[str] = ()) -> list[Loaded]:
     """Return the configuration of each process and create the files that the processes share. Raises `ConfigError`,
-    `CorruptData`.
+    `CorruptData`, `WrongDataDirectory`.
 
     `racks` are assigned to the brokers round-robin; None means the racks of the last start.
     """
@@ -144,7 +144,8 @@ def nodes_found(config: Config) -> list[Config]:
 
 
 def add_broker(loaded: Loaded, running: list[int]) -> Loaded:
-    """Record one more broker, with a new id, and return its configuration. Raises `ConfigError`."""
+    """Record one more broker, with a new id, and return its configuration. Raises `ConfigError`,
+    `WrongDataDirectory`."""
     directory = Path(loaded.config.node.data_dir)
     layout = _changeable(directory, running)
     if len(layout.brokers) >= MAX_BROKERS:
@@ -212,7 +213,7 @@ def _choose_ports(layout: ClusterLayout, config: Config, ids: list[int]) -> None
 def _node(loaded: Loaded, layout: ClusterLayout, node_id: int) -> Loaded:
     config = _node_config(loaded.config, layout, node_id)
     if config.s3.is_embedded:
-        _share_bucket(Path(loaded.config.node.data_dir), Path(config.node.data_dir))
+        share_bucket(Path(loaded.config.node.data_dir), Path(config.node.data_dir))
     sources = dict(loaded.sources)
     brokers = len(layout.brokers) or layout.last_id
     if brokers >= REPLICAS and config.wal.kind == "disk" and "replication.total_replicas" not in sources:
@@ -247,12 +248,25 @@ def _node_config(shared: Config, layout: ClusterLayout, node_id: int) -> Config:
     return config
 
 
-def _share_bucket(directory: Path, node_directory: Path) -> None:
+def share_bucket(directory: Path, node_directory: Path) -> None:
+    """Link a node's embedded bucket to the one that all nodes share. Raises `WrongDataDirectory`.
+
+    A copy that has followed links has a bucket for each node. All of them hold what was there when the copy was made,
+    so each node would find its cluster's objects in its own, and no other node those that it uploads from then on.
+    """
+    shared = directory / EMBEDDED_BUCKET
     node_directory.mkdir(parents=True, exist_ok=True)
-    (directory / EMBEDDED_BUCKET).mkdir(exist_ok=True)
+    shared.mkdir(exist_ok=True)
     link = node_directory / EMBEDDED_BUCKET
-    if not link.exists():
+    if not os.path.lexists(link):
         link.symlink_to(Path("..") / EMBEDDED_BUCKET, target_is_directory=True)
+    elif not (link.exists() and link.samefile(shared)):
+        raise WrongDataDirectory(
+            f"{link} is not the link to {shared} that it was made as: each node would keep its objects for itself. "
+            "A copy of the directory has followed its links",
+            hint="copy it with its links (cp -a, rsync -a, tar; shutil.copytree with symlinks=True). Or, for each node,"
+            f" `cp -an {link}/. {shared}` and delete {link}: the next start makes the link",
+        )
 
 
 def _read(file: Path) -> ClusterLayout | None:

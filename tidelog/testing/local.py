@@ -305,19 +305,18 @@ class LocalCluster(LocalBrokers):
         super().__init__(RunOptions(child, storage, Path(directory) if directory else None, settings or {}), brokers)
 
     def _configurations(self, ports: HeldPorts) -> list[Config]:
+        from tidelog.process.cluster_layout import share_bucket
+
         ids = range(1, self._count + 1)
         secret = self.directory / "cluster.secret"
         secret.touch(mode=0o600)
         secret.write_text(SECRET, encoding="ascii")
-        (self.directory / "bucket").mkdir(exist_ok=True)
         members = ",".join(f"{each}@{HOST}:{ports.new()}" for each in ids if each <= (3 if self._count >= 3 else 1))
         replicas = 3 if self._count >= 3 else 1
         found = []
         for each in ids:
             data_dir = self.directory / f"node-{each}"
-            data_dir.mkdir(exist_ok=True)
-            if not (data_dir / "bucket").exists():
-                (data_dir / "bucket").symlink_to(Path("..") / "bucket", target_is_directory=True)
+            share_bucket(self.directory, data_dir)
             own: dict[str, Value] = {
                 **CLUSTER_SETTINGS,
                 "node.id": each,
