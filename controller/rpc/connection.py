@@ -494,6 +494,10 @@ class RpcChannel:
 
     `follows`: a controller that is not active may tell the address of one that is not in `endpoints`, such as that of a
     replacement. It is tried until a call to it fails.
+
+    The endpoints that it began with are not forgotten for those of `set_endpoints`, which may be older: the first
+    metadata after all controllers have new addresses still name the old ones. While nobody answers, one of the first
+    endpoints is tried in each round of the list, too.
     """
 
     def __init__(
@@ -509,9 +513,12 @@ class RpcChannel:
         self._told: Endpoint | None = None
         """Address of the active controller, if `endpoints` does not have it."""
         self._endpoints = list(endpoints)
+        self._first = tuple(endpoints)
         self._network = network
         self._credentials = credentials
         self._at = 0
+        self._unanswered = 0
+        """Turns since the last answer of any controller."""
         self._connection: RpcConnection | None = None
         self._opening: RpcConnection | None = None
         """The connection whose handshake is going on."""
@@ -552,6 +559,7 @@ class RpcChannel:
                 self._turn(connection, drop=True)
             raise
         except NotController as error:
+            self._unanswered = 0
             self._turn(connection, to=error.endpoint())
             raise
         except Unavailable:
@@ -567,7 +575,7 @@ class RpcChannel:
             raise as_unavailable("network", error) from error
         finally:
             if connection is not None and connection.answers > seen:
-                self._timeouts = 0
+                self._timeouts = self._unanswered = 0
 
     async def _open(self, timeout_s: float) -> RpcConnection:
         async with self._connecting:
@@ -618,9 +626,18 @@ class RpcChannel:
         elif to is not None and self._follows:
             self._told = to
         else:
-            self._at = (self._at + 1) % len(self._endpoints)
+            self._unanswered += 1
+            self._told = self._unlisted()
+            if self._told is None:
+                self._at = (self._at + 1) % len(self._endpoints)
         if drop or len(self._endpoints) > 1 or before != self.endpoint:
             self.drop()
+
+    def _unlisted(self) -> Endpoint | None:
+        """Return one of the first endpoints that is not in the list, at the end of each round that nobody answered."""
+        rounds, turn = divmod(self._unanswered, len(self._endpoints) + 1)
+        unlisted = [each for each in self._first if each not in self._endpoints]
+        return unlisted[rounds % len(unlisted)] if unlisted and turn == len(self._endpoints) else None
 
     def prefer(self, endpoint: Endpoint) -> None:
         """Switch to this controller if it is known and not the current one; as `turn`."""

@@ -70,3 +70,30 @@ async def test_a_channel_that_is_not_to_follow_stays_with_its_addresses() -> Non
             await channel.call("session", None, 5)
         assert channel.endpoint == old
         await channel.close()
+
+
+async def test_the_first_addresses_are_tried_again_when_none_of_a_newer_list_answers(tmp_path: Path) -> None:
+    node = make_node(tmp_path)
+    await node.start()
+    await node.wait_active(60)
+    gone = [("127.0.0.1", choose_port("127.0.0.1")) for _ in range(2)]
+    channel = RpcChannel([node.address], TcpNetwork(), follows=True)
+    try:
+        await channel.call("session", None, 5)
+        channel.set_endpoints(gone)
+        for expected in gone:
+            assert channel.endpoint == expected
+            with pytest.raises(Unavailable):
+                await channel.call("session", None, 5)
+        assert channel.endpoint == node.address
+        await channel.call("session", None, 5)
+        await node.close()
+        tried = []
+        for _ in range(6):
+            tried.append(channel.endpoint)
+            with pytest.raises(Unavailable):
+                await channel.call("session", None, 5)
+        assert {*tried[:4]} == {*tried[3:]} == {node.address, *gone}
+    finally:
+        await channel.close()
+        await node.close()
