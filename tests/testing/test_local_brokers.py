@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -181,6 +182,44 @@ async def test_an_asynchronous_test_uses_its_own_event_loop() -> None:
             await broker.restart()
             await producer.send_and_wait("events", b"two")
             assert (await consumer.getone()).value == b"two"
+
+
+def broker_threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("tidelog")]
+
+
+async def test_a_method_that_is_cancelled_is_over_when_it_returns() -> None:
+    async with AsyncLocalBroker() as broker:
+        for method in (broker.restart, broker.stop, broker.restart):
+            task = asyncio.create_task(method())
+            await asyncio.sleep(0)  # its thread has begun
+            for _ in range(3):  # as anyio does
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert broker.is_running == (method != broker.stop)
+        await broker.create_topic("orders")
+    assert broker_threads() == []
+
+
+async def test_nothing_is_left_of_a_broker_whose_start_or_end_is_cancelled() -> None:
+    async def use() -> None:
+        async with AsyncLocalBroker() as broker:
+            entered.set()
+            await ended.wait()
+            assert broker.is_running
+
+    for cancels_start in (True, False):
+        entered, ended = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(use())
+        await (asyncio.sleep(0) if cancels_start else entered.wait())
+        ended.set()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert broker_threads() == []
 
 
 def test_a_killed_process_keeps_what_it_acknowledged() -> None:

@@ -2,12 +2,16 @@
 
 Each method runs that of the blocking one, `blocking`, in a thread.
 
+Invariant: a method that is cancelled, as by a time-out, raises that only when its thread is done. What follows, as the
+end of the context, finds nobody else at work on the brokers; and nothing is left of brokers whose start was cancelled.
+
 Entry: `AsyncLocalBroker`, `AsyncLocalCluster`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, Literal, ParamSpec, Self, TypeVar
@@ -25,7 +29,17 @@ BrokersT = TypeVar("BrokersT", bound=LocalBrokers)
 async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     import asyncio
 
-    return await asyncio.to_thread(call, *args, **kwargs)
+    work = asyncio.get_running_loop().run_in_executor(None, partial(call, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:  # more than one may come
+            cancelled = error
+    if cancelled is None:
+        return work.result()
+    work.exception()  # the cancellation is told instead
+    raise cancelled
 
 
 class AsyncLocalBrokers(Generic[BrokersT]):
@@ -36,7 +50,11 @@ class AsyncLocalBrokers(Generic[BrokersT]):
         """The same brokers, for code that blocks."""
 
     async def __aenter__(self) -> Self:
-        await _in_thread(self.blocking.__enter__)
+        try:
+            await _in_thread(self.blocking.__enter__)
+        except BaseException as error:
+            await _in_thread(self.blocking.__exit__, type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
