@@ -148,6 +148,38 @@ def test_a_broker_that_ended_by_itself_is_told_once_and_started_again(tmp_path: 
     assert "BrokerEnded: broker 1 ended with -9" in done.stdout
 
 
+BY_NAME = """
+import pytest
+
+@pytest.fixture
+def chosen(request):
+    return request.getfixturevalue("tidelog")
+
+def test_through_another_fixture(chosen):
+    chosen.clock.skew(60)
+    chosen.kill()
+
+@pytest.mark.parametrize("name", ["tidelog"])
+def test_in_its_middle(request, name):
+    broker = request.getfixturevalue(name)
+    assert (broker.is_running, broker.clock.offset_ms) == (True, 0)
+    broker.bucket.fail(503)
+    broker.kill()
+    broker.restart()
+    assert not broker.is_running  # the failure whose report has the log
+
+def test_that_comes_after(tidelog):
+    assert (tidelog.is_running, tidelog.bucket.rule.status) == (True, 0)
+"""
+
+
+def test_a_broker_that_a_test_asked_for_by_name_is_healed_and_its_log_told(tmp_path: Path) -> None:
+    (tmp_path / "test_by_name.py").write_text(BY_NAME)
+    done = run_pytest(tmp_path, ini="tidelog_child = true")
+    assert outcome(done) == "1 failed, 2 passed", done.stdout
+    assert done.stdout.count("Log of tidelog during this test") == 1, done.stdout
+
+
 @pytest.mark.long
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     for ini, said in (

@@ -51,6 +51,8 @@ LOG_LINES = 200
 """Of a broker's, in a report."""
 MARKER = "tidelog_topic(partitions=1, config={}): the topic of the fixture `tidelog_topic`"
 FIXTURES = ("tidelog", "tidelog_cluster")
+_running = pytest.StashKey[list[tuple[str, "LocalBrokers"]]]()
+"""The brokers of the fixtures: what a test got by `request.getfixturevalue` it has nowhere else."""
 _log_began = pytest.StashKey[dict[str, int]]()
 
 
@@ -65,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker, and check the settings."""
+    config.stash[_running] = []
     config.addinivalue_line("markers", MARKER)
     if config.getini("tidelog_scope") not in SCOPES:
         raise pytest.UsageError(f"tidelog_scope is {config.getini('tidelog_scope')!r}: one of {', '.join(SCOPES)}")
@@ -88,13 +91,25 @@ def tidelog_settings() -> dict[str, Value]:
     return {}
 
 
+@contextlib.contextmanager
+def _noted(config: pytest.Config, fixture: str, brokers: LocalBrokers) -> Iterator[None]:
+    """Have these running brokers healed after each test."""
+    entry = fixture, brokers
+    config.stash[_running].append(entry)
+    try:
+        yield
+    finally:
+        config.stash[_running].remove(entry)
+
+
 @pytest.fixture(scope=_scope)
 def tidelog(pytestconfig: pytest.Config, tidelog_settings: dict[str, Value]) -> Iterator[LocalBroker]:
     """A running broker."""
     from tidelog.testing import LocalBroker
 
     child = bool(pytestconfig.getini("tidelog_child"))
-    with LocalBroker(child=child, storage=_storage(pytestconfig), settings=tidelog_settings) as broker:
+    new = LocalBroker(child=child, storage=_storage(pytestconfig), settings=tidelog_settings)
+    with new as broker, _noted(pytestconfig, "tidelog", broker):
         yield broker
 
 
@@ -105,7 +120,8 @@ def tidelog_cluster(pytestconfig: pytest.Config, tidelog_settings: dict[str, Val
 
     brokers, child = int(pytestconfig.getini("tidelog_brokers")), bool(pytestconfig.getini("tidelog_cluster_child"))
     storage = _storage(pytestconfig)
-    with LocalCluster(brokers, child=child, storage=storage, settings=tidelog_settings) as cluster:
+    new = LocalCluster(brokers, child=child, storage=storage, settings=tidelog_settings)
+    with new as cluster, _noted(pytestconfig, "tidelog_cluster", cluster):
         yield cluster
 
 
@@ -139,12 +155,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _used(item: pytest.Item) -> dict[str, LocalBrokers]:
-    """The brokers that this test has used; a project may have fixtures of these names that are something else."""
+    """The brokers that this test may have used; a project may have fixtures of these names that are something else."""
     local = sys.modules.get("tidelog.testing.local")
     if local is None:
         return {}
-    found: dict[str, Any] = getattr(item, "funcargs", {})
-    return {name: found[name] for name in FIXTURES if isinstance(found.get(name), local.LocalBrokers)}
+    given: dict[str, Any] = getattr(item, "funcargs", {})
+    found = {name: given[name] for name in FIXTURES if isinstance(given.get(name), local.LocalBrokers)}
+    running = item.config.stash[_running]
+    return {**dict(running), **found}
 
 
 @pytest.hookimpl(wrapper=True)
