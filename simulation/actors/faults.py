@@ -109,7 +109,7 @@ class Faults:
         cluster = self.cluster
         self.note("world", "heal")
         cluster.network.heal()
-        cluster.bucket.faults = BucketFaults()
+        cluster.bucket.heal()
         cluster.bucket.flips.probability = 0.0
         cluster.network.odd.heal()
         for node in cluster.nodes.values():
@@ -308,12 +308,13 @@ class _Doer:
         return self._bucket_has(faults)
 
     def _bucket_has(self, faults: BucketFaults) -> Undo:
-        self.note("bucket", f"{faults}")
-        self.cluster.bucket.faults = faults
+        bucket = self.cluster.bucket
+        end = bucket.afflict(faults)
+        self.note("bucket", f"{bucket.faults}")
 
         def undo() -> None:
-            self.note("bucket", "well")
-            self.cluster.bucket.faults = BucketFaults()
+            end()
+            self.note("bucket", "well" if bucket.faults == BucketFaults() else f"{bucket.faults}")
 
         return undo
 

@@ -20,7 +20,7 @@ import contextvars
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple, TypeVar
 
 from tidelog.runtime.clock import Clock
@@ -76,6 +76,10 @@ class BucketFaults:
     short: float = 0.0
     """A range is answered with less than was asked for, though the object has it."""
 
+    def combined(self, other: BucketFaults) -> BucketFaults:
+        """Both at once: of each fault the worse."""
+        return BucketFaults(*(max(getattr(self, each), getattr(other, each)) for each in self.__slots__))
+
 
 class Flips:
     """Responses to GETs damaged in transit by one bit, with that probability.
@@ -113,6 +117,8 @@ class SimBucket:
         self._network = network
         self.rng = rng
         self.faults = BucketFaults()
+        """Those that it has now: all of `_afflictions` at once."""
+        self._afflictions: list[BucketFaults] = []
         self.flips = Flips()
         self.objects: dict[str, _Object] = {}
         self._clock = clock
@@ -125,6 +131,25 @@ class SimBucket:
     def store(self, host: str, clock: Clock, rng: random.Random) -> SimObjectStore:
         """Return the store for one node's process."""
         return SimObjectStore(self, host, clock, rng)
+
+    def afflict(self, faults: BucketFaults) -> Callable[[], None]:
+        """Have these faults, beside those that are there, until the returned function is called."""
+        self._afflictions.append(faults)
+        self._combine()
+
+        def undo() -> None:
+            self._afflictions = [each for each in self._afflictions if each is not faults]
+            self._combine()
+
+        return undo
+
+    def heal(self) -> None:
+        """Have no faults."""
+        self._afflictions.clear()
+        self._combine()
+
+    def _combine(self) -> None:
+        self.faults = reduce(BucketFaults.combined, self._afflictions, BucketFaults())
 
     async def send(self, host: str, apply: Callable[[], T], timeout_s: float) -> T:
         """Run one request. Raises `Transient`, or the errors of `apply`."""

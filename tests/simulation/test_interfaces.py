@@ -7,15 +7,19 @@ import contextlib
 import random
 from collections.abc import Coroutine, Iterator
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tidelog.controller.model.errors import NotController, OutcomeUnknown
 from tidelog.controller.rpc.connection import RpcConnection
 from tidelog.controller.rpc.handshake import Credentials
+from tidelog.simulation.actors.faults import Faults
 from tidelog.simulation.world.bucket import ATTEMPT_S, BucketFaults, SimBucket
 from tidelog.simulation.world.clock import SimClock
+from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.consensus import RaftHost, RaftWatch, SimConsensus
 from tidelog.simulation.world.disk import Platters, SimDisk
 from tidelog.simulation.world.loop import START_S, Deadlock, Life, VirtualLoop
@@ -400,6 +404,24 @@ def test_a_conditional_create_whose_answer_was_lost_knows_its_own_object(loop: V
         assert await theirs.get("k") == b"ours"
 
     run(loop, work())
+
+
+def test_faults_of_the_bucket_that_overlap_are_all_there_each_until_its_own_end(loop: VirtualLoop) -> None:
+    """As a fault `bucket` and a fault `deny` of one period do."""
+    bucket, network = bucket_of(loop)
+    cluster = cast(SimCluster, SimpleNamespace(bucket=bucket, network=network, nodes={}))
+    noted: list[tuple[str, BucketFaults]] = []
+
+    def note(who: str, what: str) -> None:
+        noted.append((what, bucket.faults))
+
+    faults = Faults(loop, cluster, random.Random(6), ("bucket", "deny"), note)
+    run(loop, faults.run(200))
+    had = [each for what, each in noted if what != "heal"]
+    assert any(each.deny and each.refuse for each in had), "no two of them have overlapped"
+    assert any(now.refuse and not now.deny for before, now in pairwise(had) if before.deny and before.refuse)
+    assert any(now.deny and not now.refuse for before, now in pairwise(had) if before.deny and before.refuse)
+    assert noted[-1] == ("heal", BucketFaults()) and bucket.faults == BucketFaults()
 
 
 def test_a_put_may_land_after_its_sender_is_gone(loop: VirtualLoop) -> None:
