@@ -89,8 +89,10 @@ class Auditor:
         )
         high, stable = ends if ends is not None else (-1, -1)
         place = {"topic": topic.name, "partition": partition}
-        w.history.note("list_offsets", process, w.now_us(), **place, high_watermark=high)
-        w.history.note("list_offsets", process, w.now_us(), **place, offset=stable, committed_only=True)
+        said: list[dict[str, Any]] = [{"high_watermark": high}, {"offset": stable, "committed_only": True}]
+        for mark in said:
+            op = w.history.begin("list_offsets", process, w.now_us(), **place, **mark)
+            w.history.end(op, "fail" if ends is None else "ok", w.now_us())
         for committed in (False, True):
             kind = Fetcher if committed else _MarkerReader
             fetcher = kind(w, self._client, w.process(), committed=committed)

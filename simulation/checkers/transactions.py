@@ -278,6 +278,10 @@ def _check_settled(index: HistoryIndex, found: Findings) -> None:
         stable = next((op for op in reversed(partition.marks) if op.kind == "list_offsets" and op.committed_only), None)
         if stable is None or not partition.audits:
             continue
+        if not stable.ok:
+            what = f"{partition.name}: nobody tells the last stable offset after all faults and clients had ended"
+            found.add("lso-stuck", what, stable, at=(partition.topic, partition.number, UNKNOWN))
+            continue
         high = max(op.high_watermark for op in partition.marks if op.process == stable.process)
         if stable.offset < high:
             what = f"{partition.name}: the last stable offset is {stable.offset}, the high watermark {high}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.simulation.histories import Story
+from tidelog.simulation.checkers.history import UNKNOWN, Outcome
 
 Plant = Callable[[Story, bool], None]
 TRANSACTIONS: dict[str, tuple[str, Plant]] = {}
@@ -172,6 +173,15 @@ def readers_are_held_up_at_rest(story: Story, broken: bool) -> None:
     story.op("list_offsets", 4, high_watermark=2)
     story.op("list_offsets", 4, offset=1 if broken else 2, committed_only=True)
     story.op("audit", 5, offset=2)
+
+
+@plant("lso-stuck")
+def nobody_tells_the_ends_at_rest(story: Story, broken: bool) -> None:
+    end = UNKNOWN if broken else 2
+    outcome: Outcome = "fail" if broken else "ok"
+    story.op("list_offsets", 4, outcome, high_watermark=end)
+    story.op("list_offsets", 4, outcome, offset=end, committed_only=True)
+    story.op("audit", 5, offset=end)
 
 
 @plant("lso-stuck")
