@@ -47,6 +47,7 @@ from tidelog.runtime.errors import (
     Unavailable,
 )
 from tidelog.runtime.health import STUCK_S
+from tidelog.runtime.task_errors import ERRORS
 from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.waiting import within
 
@@ -422,6 +423,7 @@ class RaftConsensus:
         except Exception as error:
             self._repeated += 1
             logger.exception("a Raft tick failed", extra={"times": self._repeated})
+            self._post(partial(ERRORS.count, "the Raft thread", error, ended=False))
             if self._repeated >= MAX_REPEATED_ERRORS:
                 failure = StorageFailed(f"Raft ticks keep failing: {error!r}")
                 failure.__cause__ = error

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.controller.image.replica import Replica
+from tidelog.controller.machine.state import FailedCommand
 from tidelog.controller.model.commands import decode_envelope, decode_result
 from tidelog.controller.model.errors import CommandFailed
 from tidelog.controller.model.levels import UnsupportedLevel
@@ -283,6 +285,11 @@ class RaftWatch:
             message = f"{type(envelope.command).__name__} at index {index}: {error.message}"
             self.findings.append(Finding(rule="above-level", message=message))
 
+    def failed(self, name: str, failed: FailedCommand) -> None:
+        """A member has met an unexpected exception of which the command's result says nothing."""
+        message = f"{failed.command} at index {failed.index} met an unexpected exception in {name}: {failed.error}"
+        self.findings.append(Finding(rule="defect", message=message))
+
 
 def remember(platters: RaftPlatters, index: int, term: int, state: bytes) -> None:
     """Give a member the directory of one that has applied `index` entries and holds nothing but their snapshot."""
@@ -316,6 +323,7 @@ class _Watched:
         self._machine = machine
         self._watch = watch
         self._name = name
+        self._failed: FailedCommand | None = None
         self.flush = machine.flush
         self.freeze = machine.freeze
         self.load = machine.load
@@ -327,4 +335,12 @@ class _Watched:
         result = self._machine.apply(blob, index)
         if is_first and (_UNSUPPORTED in result or _FAILED in result):
             self._watch.refused(index, blob, result)
+        if isinstance(self._machine, Replica):
+            self._note_failure(self._machine.state.failed, result)
         return result
+
+    def _note_failure(self, failed: FailedCommand | None, result: bytes) -> None:
+        """Tell of a failure beside the command: of one of the command itself its result does."""
+        if failed is not None and failed is not self._failed and _FAILED not in result:
+            self._watch.failed(self._name, failed)
+        self._failed = failed

@@ -21,6 +21,7 @@ from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, CorruptData, InvalidInput, StorageFailed
+from tidelog.runtime.task_errors import ERRORS
 
 
 class Counter:
@@ -251,3 +252,30 @@ async def test_a_disk_that_is_nearly_full_is_told_before_a_write_fails(tmp_path:
     files.left = 5_000
     await until(lambda: "5,000 bytes left" in raft.status()["problem"])
     await raft.close()
+
+
+async def test_a_turn_that_meets_an_unexpected_exception_is_counted(tmp_path: Path) -> None:
+    """It is made up for by the next one; an operator hears of it all the same."""
+
+    class OddDisk(files_module.SystemFiles):
+        left = 1
+
+        def free_bytes(self, path: Path) -> int:
+            self.left -= 1
+            if self.left >= 0:
+                raise KeyError("planted")
+            return 1 << 40
+
+    heard: list[tuple[str, str, bool]] = []
+    unlisten = ERRORS.listen(lambda place, error, ended: heard.append((place, repr(error), ended)))
+    surroundings = dataclasses.replace(system_surroundings(), files=OddDisk())
+    raft = RaftConsensus(RaftSettings(directory=tmp_path), SystemClock(), surroundings)
+    try:
+        await raft.start(Counter())
+        await leads(raft)
+        assert await raft.propose(b"x", 60) == b"done x"
+        await until(lambda: bool(heard))
+    finally:
+        await raft.close()
+        unlisten()
+    assert heard == [("the Raft thread", "KeyError('planted')", False)]

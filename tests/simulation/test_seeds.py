@@ -69,6 +69,36 @@ with seeds.Seeds(steps=1, faults=(), jobs=1) as planted:
 """
 
 
+AT_CONTROLLERS = """
+from tidelog.controller.machine import objects
+from tidelog.controller.raft.member import RaftMember
+from tidelog.simulation import seeds
+
+simulate = seeds.simulate
+
+def simulate_planted(seed, **options):
+    members = set()
+
+    def meets_a_defect(*arguments, **named):
+        if id(arguments[0]) not in members:
+            members.add(id(arguments[0]))
+            raise KeyError("planted")
+        return method(*arguments, **named)
+
+    owners = {2: (RaftMember, "before_tick"), 6: (objects, "destroy")}
+    if seed in owners:
+        owner, name = owners[seed]
+        method = getattr(owner, name)
+        setattr(owner, name, meets_a_defect)
+    return simulate(seed, **options)
+
+seeds.simulate = simulate_planted
+with seeds.Seeds(steps=2, faults=(), jobs=1) as planted:
+    for outcome in planted.run([2, 6]):
+        print([(finding.rule, finding.message.splitlines()[0]) for finding in outcome.findings])
+"""
+
+
 def lines_of(script: str) -> list[str]:
     """Run a script in a process of its own: a simulation leaves what belonged to dead processes behind."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
@@ -94,3 +124,10 @@ def test_a_defect_that_something_outlives_is_a_finding() -> None:
     assert request.startswith("[('defect', \"unexpected in Kafka requests of b")
     assert loop.startswith("[('defect', \"unexpected in controller of c")
     assert request.count("KeyError('planted')") == loop.count("KeyError('planted')") == 1
+
+
+def test_a_defect_that_a_controller_outlives_is_a_finding() -> None:
+    """At each of them: a turn of the Raft thread, which the next one makes up for; the sweep beside a command."""
+    turn, sweep = lines_of(AT_CONTROLLERS)
+    assert turn.startswith("[('defect', \"unexpected in the Raft thread of c"), turn
+    assert sweep.startswith("[('defect', \"TrimStream") and "(sweep of garbage) at index" in sweep, sweep
