@@ -446,13 +446,15 @@ class Clients:
         self._stop(self._workers, 5.0)
 
     @staticmethod
-    def _stop(workers: list[_Worker], timeout_s: float) -> None:
+    def _stop(workers: list[_Worker], timeout_s: float) -> list[str]:
+        """Return those that do not end in time."""
         for worker in workers:
             worker.stopping.set()
         deadline = time.monotonic() + timeout_s
         for worker in workers:
             if worker.is_alive():
                 worker.join(max(0.1, deadline - time.monotonic()))
+        return [f"client {each.process} does not end" for each in workers if each.is_alive()]
 
     def problems(self) -> list[str]:
         """Clients that failed."""
@@ -460,8 +462,8 @@ class Clients:
 
     def finish(self, timeout_s: float = 90.0) -> list[str]:
         """Stop writing, read everything, and read all marks; return the problems."""
-        self._stop(list(self.writers), timeout_s)
-        problems = [
+        problems = self._stop(list(self.writers), timeout_s)
+        problems += [
             f"producer {each.process}: {each.left} records without an outcome" for each in self.writers if each.left
         ]
         asker, ends = Asker(self.journal, FINAL_PROCESS + 1), dict[int, int]()
@@ -476,7 +478,7 @@ class Clients:
             asker.committed(partition, 30.0)
         left = ClientReader(self.journal, FINAL_PROCESS).read_to(ends, timeout_s)
         problems += [f"{TOPIC}-{partition} cannot be read up to {end}" for partition, end in left.items()]
-        self._stop(self._workers, 15.0)
+        problems += self._stop([each for each in self._workers if each not in self.writers], timeout_s)
         with contextlib.suppress(KafkaException):
             asker.close()
         return problems + self.problems()

@@ -1,14 +1,17 @@
-"""The table of a chaos run, computed from its history and the checkers' findings: one row per kind of fault.
+"""The table of a chaos run, computed from its history and the checkers' findings, and what nodes' logs have of defects.
+
+The table has one row per kind of fault.
 
 A round lasts from its fault's beginning until the next one's. A partition's *unavailability* in a round is the longest
 time between two acknowledgements for it, the one before the fault included; *first ack* is from the fault's end until
 the first acknowledgement for the partition after that.
 
-Entry: `report`.
+Entry: `report`, `unexpected`.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
@@ -20,6 +23,10 @@ from tidelog.simulation.checkers import Finding
 from tidelog.simulation.checkers.history import History, Op
 
 LOST = frozenset({"lost-write", "unseen"})
+OURS = "tidelog."
+"""What the names of exceptions begin with that callers know."""
+LAST_OF_TRACEBACK = re.compile(r" {4}([A-Za-z_][\w.]*)(: |$)")
+"""A traceback is indented by four spaces in a node's log."""
 DOUBLED = frozenset({"duplicate"})
 
 
@@ -86,6 +93,21 @@ def _measure(row: Row, fault: Op, until_us: int, times: list[int]) -> None:
     after = bisect_left(times, fault.ended_us)
     if fault.ended_us >= 0 and after < len(times):
         row.first_ack_s.append((times[after] - fault.ended_us) / 1e6)
+
+
+def unexpected(output: Iterable[str]) -> list[str]:
+    """Return the lines of a node's text log whose traceback is of an exception that is no `TidelogError`."""
+    found, event, error, traced = [], "", "", False
+    for line in [*output, "the end"]:
+        if "Traceback (most recent call last)" in line:
+            traced = True
+        elif line and not line.startswith(" "):
+            if traced and error and not error.startswith(OURS):
+                found.append(f"{event} {error}".strip())
+            event, error, traced = line, "", False
+        elif traced and (last := LAST_OF_TRACEBACK.match(line)):
+            error = last[1]
+    return found
 
 
 def quantile(values: list[float], share: float) -> float | None:

@@ -34,7 +34,7 @@ from tidelog.chaos.compacted import TableThread
 from tidelog.chaos.faults import BUCKET_FAULTS, COORDINATOR_PARTITIONS, FAULTS, USUAL, ChaosCluster, OldRelease, World
 from tidelog.chaos.faulty_s3 import FaultyS3
 from tidelog.chaos.inside import Inside
-from tidelog.chaos.report import Row, report
+from tidelog.chaos.report import Row, report, unexpected
 from tidelog.chaos.s3_server import RunningS3, s3_server
 from tidelog.chaos.serve_cluster import tidelog_json
 from tidelog.chaos.tcp_proxy import Proxies
@@ -49,6 +49,8 @@ RECOVERY_S = 90.0
 SLOW_S = 10.0
 """If it takes longer, the nodes' log lines since the start of the fault are shown, at most this number per node:"""
 SLOW_LINES = 40
+MAX_UNEXPECTED = 5
+"""Exceptions of a node's log that are shown."""
 MOVE_EVERY_S = 3.0
 NODES = 3
 NO_BOUND = 1_000_000
@@ -364,6 +366,7 @@ class _ChaosRun:
         orphans = self._clean(dry_run=False)
         self._look("at the end", self._inside.look)
         self._look("at the end", self._inside.look_at_bucket)
+        self._note_unexpected()
         return ChaosReport(
             rows=report(history, findings),
             findings=[*findings, *self._inside_findings, *(one for each in self._threads for one in each.findings)],
@@ -391,3 +394,11 @@ class _ChaosRun:
         bootstrap = self._world.cluster.bootstrap.split(",")[0]
         found = tidelog_json(bootstrap, "object", "clean", "--min-age", "0", flag)
         return len(found["orphans"]) if found is not None else 0
+
+    def _note_unexpected(self) -> None:
+        """Exceptions in the nodes' logs; what an older release logs is not this one's."""
+        if self._options.old_python:
+            return
+        for node in self._world.cluster.nodes.values():
+            lines = unexpected(node.output)
+            self._problems += [f"node {node.node_id} has logged: {line}" for line in lines[:MAX_UNEXPECTED]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from confluent_kafka import TopicPartition
 
-from tidelog.chaos.clients import TOPIC, ClientJournal, ClientReader
+from tidelog.chaos.clients import TOPIC, ClientJournal, ClientReader, Clients
 
 NOWHERE = "127.0.0.1:1"
 
@@ -98,3 +100,13 @@ def test_who_reads_everything_is_at_the_beginning_until_something_comes() -> Non
     everything.poll(0)
     polls = [(op.partition, op.position) for op in everything.journal.history.ops if op.kind == "poll"]
     assert polls == [(0, 0), (2, 0), (1, 1)]
+
+
+def test_a_client_that_does_not_end_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, goes_on = Clients(ClientJournal(NOWHERE, 0, {})), threading.Event()
+    monkeypatch.setattr(clients.readers[0], "poll", lambda timeout_s: goes_on.wait())
+    with clients:
+        try:
+            assert clients.finish(3.0) == ["client 11 does not end"]
+        finally:
+            goes_on.set()

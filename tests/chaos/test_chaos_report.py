@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.chaos.report import quantile, report
+from tidelog.chaos.report import quantile, report, unexpected
 from tidelog.simulation.checkers import check
 from tidelog.simulation.checkers.history import History
 
@@ -72,3 +72,14 @@ def test_a_partition_that_never_comes_back_is_unavailable_to_the_end() -> None:
 def test_quantiles() -> None:
     assert quantile([], 0.5) is None
     assert [quantile([3.0, 1.0, 2.0], share) for share in (0.5, 0.99, 1.0)] == [2.0, 3.0, 3.0]
+
+
+def test_exceptions_in_a_log_that_nobody_expected_are_found() -> None:
+    healthy = "12:00:00.123 WARNING bucket it fails error=503"
+    failed = "12:00:00.124 ERROR runtime.task_errors unexpected error, trying again place=uploads"
+    trace = ["    Traceback (most recent call last):", '      File "x.py", line 1', "        raise error"]
+    odd, known = [*trace, "    KeyError: 7"], [*trace, "    tidelog.runtime.errors.StorageFailed: fsync"]
+    assert unexpected([healthy, "ready bootstrap=127.0.0.1:9092"]) == []
+    assert unexpected([healthy, failed, *odd, healthy, failed, *known, failed, *odd]) == [f"{failed} KeyError"] * 2
+    assert unexpected([failed, *odd, "", "    The above exception was the direct cause", *known, healthy]) == []
+    assert unexpected(odd) == ["KeyError"]
