@@ -39,6 +39,9 @@ OLDER_EVERY, OLDER_MS, OLDER_STEP = 7, 20_000, 7_919
 RETENTION = frozenset(("retention.bytes", "retention.ms"))
 """Configs by which retention deletes."""
 
+MAX_RECORD_BYTES = 1_200
+"""The most that a record of these producers takes in a log, with a batch of its own."""
+
 MAX_FOUND = 5
 """Maximum number of findings of clients: their cause recurs with each retry."""
 
@@ -79,6 +82,12 @@ class Topic:
     def expires(self) -> bool:
         """Whether retention may delete from it while a simulation lasts. By default it would after a week."""
         return not RETENTION.isdisjoint(self.configs)
+
+    @property
+    def keeps(self) -> int:
+        """How many of its newest records retention leaves at least, if all that deletes is retention by size."""
+        deletes = {name for name in self.configs if name in RETENTION or name == "cleanup.policy"}
+        return int(self.configs["retention.bytes"]) // MAX_RECORD_BYTES if deletes == {"retention.bytes"} else 0
 
 
 @dataclass(slots=True)
@@ -202,7 +211,7 @@ class Workload:
     async def create(self, topic: Topic) -> None:
         """Create a topic; retry until it exists."""
         rng, client = self.random(), self.client()
-        about = {"topic": topic.name, "deletes": topic.expires, **topic.about}
+        about = {"topic": topic.name, "deletes": topic.expires, "keeps": topic.keeps, **topic.about}
         op = self.history.begin("create_topic", self.process(), self.now_us(), **about)
         while True:
             try:

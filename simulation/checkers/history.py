@@ -47,7 +47,7 @@ Kind = Literal[
     "epoch_end",  # wanted_epoch; result: offset (its end), epoch (the newest one that is not newer than wanted)
     "list_offsets",  # result: log_start, high_watermark
     "delete_records",  # offset: deletes everything before it (-1: everything); result: log_start
-    "create_topic",  # deletes: whether retention may delete from it; compacts, lag_us, tombstones_us
+    "create_topic",  # deletes: whether retention may delete from it; keeps, compacts, lag_us, tombstones_us
     "delete_topic",
     "set_config",  # topic, name: of the config, target: its value
     "append_config",  # target: an element of a list
@@ -132,6 +132,8 @@ class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """send, poll of a compacted topic: those of `values` whose records have no value."""
     deletes: bool = False
     """create_topic: retention may delete from it, so the reported log start is trusted."""
+    keeps: int = 0
+    """create_topic: so many records stay at least, the newest ones, whatever retention deletes."""
     compacts: bool = False
     """create_topic: log compaction removes records that a later one of their key has replaced."""
     lag_us: int = 0

@@ -52,6 +52,8 @@ class Partition:
     """offset → value, if the first read value differs from `value_at`."""
     believes_log_start: bool = False
     """Retention may delete."""
+    keeps: int = 0
+    """So many of the newest records retention leaves at least."""
     compacted: Op | None = None
     """The creation of a compacted topic."""
     cleaned: list[Op] = field(default_factory=list)
@@ -200,6 +202,7 @@ def build(history: History, found: Findings) -> HistoryIndex:
     for partition in partitions.values():
         creation = created.get(partition.topic)
         partition.believes_log_start = creation is not None and creation.deletes
+        partition.keeps = creation.keeps if creation is not None else 0
         partition.compacted = creation if creation is not None and creation.compacts else None
         partition.commits = {group: _decided(index, ops) for group, ops in partition.commits.items()}
         partition.gone_from_us = gone.get(partition.topic, FOREVER)

@@ -30,6 +30,7 @@ def check_marks(partition: Partition, options: CheckOptions, found: Findings) ->
     _only_grows(partition, "high-watermark-back", "high watermark", _high_told(partition), asked, found)
     _only_grows(partition, "log-start-back", "log start", _start_told(partition), _start_asked(partition), found)
     _check_starts(partition, found)
+    _check_retention(partition, found)
     _check_deletions(partition, found)
     _check_refused(partition, found)
     _check_epochs(partition, found)
@@ -87,6 +88,32 @@ def _check_starts(partition: Partition, found: Findings) -> None:
             said += f"; nobody asked to delete beyond {deleted}" if deleted else "; nobody asked to delete any"
             place = (partition.topic, partition.number, gone)
             found.add("log-start-ahead", said, partition.seen[gone], op, at=place)
+
+
+def _check_retention(partition: Partition, found: Findings) -> None:
+    """Where retention leaves a number of records, a log start that nobody asked for has had as many behind it.
+
+    What was sent by then, and is not known to be before the log start, may have been there, and lost later.
+    """
+    if not partition.keeps:
+        return
+    told: dict[int, Op] = {}
+    for log_start, op in sorted(_start_told(partition), key=lambda each: each[1].ended_us):
+        told.setdefault(log_start, op)
+    deletions = [op for op in partition.marks if op.kind == "delete_records" and op.outcome != "fail"]
+    for log_start, op in told.items():
+        asked = [one.offset if one.offset >= 0 else FOREVER for one in deletions if one.began_us <= op.ended_us]
+        deleted = max(asked, default=0)
+        gone = next(iter(partition.known_between(deleted - 1, log_start)), None)
+        if gone is None or partition.gone_from_us <= op.ended_us:
+            continue
+        sent = [value for one in partition.sends if one.began_us <= op.ended_us for value in one.values]
+        left = sum(partition.offset_of.get(value, log_start) >= log_start for value in sent)
+        if left < partition.keeps:
+            said = f"{partition.name}: the log start is {log_start}, with {left} records behind it at most"
+            said += f"; retention leaves {partition.keeps} at least"
+            place = (partition.topic, partition.number, gone)
+            found.add("log-start-ahead", said, partition.told_by[gone], op, at=place)
 
 
 def _check_deletions(partition: Partition, found: Findings) -> None:

@@ -66,6 +66,20 @@ MUTATIONS_IN_STREAM = [
         ("kill",),
     ),
     Mutation(
+        "retention-deletes-more",
+        "records",
+        "retention by size deletes all segments but the active one",
+        (
+            Edit(
+                "tidelog.stream.segments:retention_start",
+                "not last and excess >= segment.size_bytes",
+                "not last and (excess >= segment.size_bytes or mutated() is False)",
+            ),
+        ),
+        ("log-start-ahead",),
+        ("kill",),
+    ),
+    Mutation(
         "end-of-log-refused",
         "records",
         "a reader that has read everything is told that its offset is out of range, and begins anew",

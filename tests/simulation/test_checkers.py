@@ -264,6 +264,18 @@ def more_is_deleted_than_was_asked_for(story: Story, broken: bool) -> None:
     story.op("delete_records", 3, offset=1, log_start=3)
 
 
+@plant("log-start-ahead")
+def retention_leaves_less_than_it_must(story: Story, broken: bool) -> None:
+    story.op("create_topic", 0, deletes=True, keeps=3)
+    story.send(1, 11, 12, 13, at=0)
+    story.poll(2, (0, 11), (1, 12), (2, 13), offset=0, log_start=0)
+    if not broken:
+        story.send(1, 14, outcome="info")
+    story.marks(log_start=1)
+    story.op("delete_records", 3, "info", offset=2)
+    story.marks(log_start=2)
+
+
 @plant("committed-offset-back")
 def a_commit_that_is_forgotten(story: Story, broken: bool) -> None:
     story.op("commit", 2, group="g", offset=3)
