@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from tidelog.batch.batch import CorruptRecord, Record, build_batch
@@ -110,6 +111,7 @@ class Brancher:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write())
             await self._operate()
+        await self._succeed()
         for side in self._sides:
             for partition in range(side.partitions):
                 while not await self._verify(side, partition):  # noqa: ASYNC110  # no event tells it
@@ -126,11 +128,22 @@ class Brancher:
             await self._send()
 
     async def _operate(self) -> None:
-        acts = [self._verify_any, self._verify_any, self._delete_records, self._take, self._take]
+        acts: list[Callable[[], Awaitable[object]]] = [self._verify_any, self._verify_any, self._delete_records]
+        acts += [self._take, self._take]
         acts += [self._branch, self._branch, self._drop_snapshot, self._drop_topic]
         while not self._w.closing:
             await asyncio.sleep(self._rng.expovariate(1.5))
             await self._rng.choice(acts)()
+
+    async def _succeed(self) -> None:
+        """Take a snapshot and make a branch once more: where all is well both must be possible."""
+        while len(self._snapshots) >= MAX_HELD:
+            await self._drop_snapshot()
+        while len(self._sides) >= MAX_SIDES:
+            await self._drop_topic()
+        for act in (self._take, self._branch):
+            while not await act():  # noqa: ASYNC110  # no event tells it
+                await asyncio.sleep(0.3)
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -215,12 +228,12 @@ class Brancher:
 
     # --- snapshots and branches ----------------------------------------------------------------------------------
 
-    async def _take(self) -> None:
-        """Have a broker take a snapshot of one topic."""
+    async def _take(self) -> bool:
+        """Have a broker take a snapshot of one topic; return whether there is one."""
         w = self._w
         takers = [node for node in w.cluster.brokers if node.ready and node.broker is not None]
         if not takers or not self._sides or len(self._snapshots) >= MAX_HELD or w.cluster.level < SNAPSHOTS_LEVEL:
-            return
+            return False
         side, node = self._rng.choice(self._sides), self._rng.choice(takers)
         self._number += 1
         name = f"snapshot-{self._number}"
@@ -233,7 +246,7 @@ class Brancher:
                 await self._controller.wait_version(record.version)
         except (TidelogError, TimeoutError) as error:
             w.cluster.note("brancher", f"took no snapshot: {type(error).__name__}")
-            return
+            return False
         (topic,) = record.topics
         for partition, last in enumerate(acknowledged):
             if topic.partitions[partition].ends[DATA] <= last:
@@ -242,6 +255,7 @@ class Brancher:
         self._snapshots[name] = _Taken(topic, side, list(side.deleted))
         w.cluster.outside[name] = self._held(record), FOR_EVER_S
         w.cluster.note("brancher", f"took {name} of {side.name}")
+        return True
 
     def _held(self, record: SnapshotRecord) -> frozenset[int]:
         image = self._controller.image
@@ -251,10 +265,10 @@ class Brancher:
             for each in image.find_objects(extent.stream_id, extent.start_offset, extent.end_offset, 1 << 20)
         )
 
-    async def _branch(self) -> None:
-        """Make a branch of a snapshot. Whether it was made may stay unknown: then its topic is left alone."""
+    async def _branch(self) -> bool:
+        """Make a branch of a snapshot; return whether it surely was made: if not, its topic is left alone."""
         if not self._snapshots or len(self._sides) >= MAX_SIDES:
-            return
+            return False
         snapshot = self._rng.choice(sorted(self._snapshots))
         taken = self._snapshots[snapshot]
         topic, source = taken.topic, taken.side
@@ -264,10 +278,11 @@ class Brancher:
             await self._controller.snapshots.branch(snapshot, topic.name, name, {})
         except TidelogError as error:
             self._w.cluster.note("brancher", f"made no branch: {type(error).__name__}")
-            return
+            return False
         cuts = [each.ends[DATA] for each in topic.partitions]
         self._sides.append(Side(name, source.partitions, source, cuts, deleted=list(taken.deleted)))
         self._w.cluster.note("brancher", f"made {name} of {topic.name}@{snapshot}")
+        return True
 
     async def _drop_snapshot(self) -> None:
         if not self._snapshots:

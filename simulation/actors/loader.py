@@ -39,17 +39,19 @@ class Loader:
         """Run until the end."""
         while not self._w.closing:
             await asyncio.sleep(self._rng.uniform(0.5, 3.0))
-            await self._load_once()
+            await self._load_once(self._rng.choice(CHUNK_TIMEOUTS_S))
+        while not await self._load_once(CHUNK_TIMEOUTS_S[-1]):  # noqa: ASYNC110  # where all is well an image must load
+            await asyncio.sleep(COMPARE_EVERY_S)
 
-    async def _load_once(self) -> None:
-        """Load an image, within `LOAD_S`, and compare it."""
+    async def _load_once(self, timeout_s: float) -> bool:
+        """Load an image, within `LOAD_S`, and compare it; return whether it could be."""
         cluster = self._w.cluster
         endpoint = split_address(self._rng.choice(list(cluster.shape.members.values())))
         channel = RpcChannel([endpoint], cluster.network.host(HOST), Credentials(SECRET, NO_NODE))
-        timeout_s = self._rng.choice(CHUNK_TIMEOUTS_S)
         follower = ImageFollower(
             channel, cluster.clock, random.Random(self._rng.getrandbits(64)), chunk_timeout_s=timeout_s
         )
+        compared = False
         following = asyncio.get_running_loop().create_task(follower.run())
         try:
             with contextlib.suppress(TimeoutError):  # the controller is away, or the time-out too short for its host
@@ -57,10 +59,14 @@ class Loader:
                     await follower.wait_loaded()
                     while not self._compare(follower.image):  # noqa: ASYNC110  # no event tells it
                         await asyncio.sleep(COMPARE_EVERY_S)
+                    compared = True
         finally:
             following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            (ended,) = await asyncio.gather(following, return_exceptions=True)
             await channel.close()
+        if isinstance(ended, Exception):
+            self._w.found("defect", f"the loader's follower ended: {ended!r}")
+        return compared
 
     def _compare(self, loaded: Image) -> bool:
         """Compare with a controller's image, if one has the same version."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from tidelog.controller.model.leases import LeaseRecord
+from tidelog.controller.model.levels import LEASES_LEVEL
 from tidelog.controller.model.records import ObjectState
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.simulation.actors.manifests import RULE, ManifestReader
@@ -57,7 +58,22 @@ class OutsideReader:
             if rng.random() < MANIFESTS:
                 await self._read_manifest(lease, asked_s + ttl_ms / 1000)
             await self._read(lease, ttl_ms)
+        while w.cluster.level >= LEASES_LEVEL and not await self._succeed():  # noqa: ASYNC110  # no event tells it
+            await asyncio.sleep(0.3)
         await self._client.close()
+
+    async def _succeed(self) -> bool:
+        """Read a manifest under a lease: where all is well that must be possible. Return whether it was."""
+        until_s = self._w.loop.time() + TTL_MS[-1] / 1000
+        try:
+            lease = await self._client.leases.take(self._name, TTL_MS[-1])
+        except TidelogError as error:
+            self._w.cluster.note(self._name, f"has no lease: {type(error).__name__}")
+            return False
+        self._plan(until_s)
+        could = await self._read_manifest(lease, until_s)
+        await self._end(lease)
+        return could
 
     def _plan(self, until_s: float) -> frozenset[int]:
         """Look up objects, and return them: the local metadata are of the lease's version or newer."""
@@ -67,16 +83,19 @@ class OutsideReader:
         self._w.cluster.outside[self._name] = (planned, until_s)
         return planned
 
-    async def _read_manifest(self, lease: LeaseRecord, until_s: float) -> None:
-        """Have a manifest written for the lease, which ends at `until_s` unless it is renewed, and read its objects."""
+    async def _read_manifest(self, lease: LeaseRecord, until_s: float) -> bool:
+        """Have a manifest written for the lease, which ends at `until_s` unless it is renewed, and read its objects.
+
+        Return whether it could be read, and was looked at.
+        """
         w = self._w
         written = await self._manifests.ask(lease, self._client.image)
         if written is None:
-            return
+            return False
         try:
             found = await self._manifests.read(written)
             if found is None:
-                return
+                return False
             self._manifests.check(written, found)
             named = {one.object_id for slices in found.values() for one in slices}
             if written.manifest is not None:
@@ -87,8 +106,11 @@ class OutsideReader:
         except (ObjectNotFound, CorruptData) as error:
             if w.loop.time() < until_s:
                 w.found(RULE, f"under a lease: {error}")
+            return False
         except TidelogError as error:
             w.cluster.note(self._name, f"reads no objects: {type(error).__name__}")
+            return False
+        return True
 
     async def _read(self, lease: LeaseRecord, ttl_ms: int) -> None:
         """Keep the lease for a while. It is over when a renewal fails, or is late by the reader's own clock."""
@@ -107,8 +129,11 @@ class OutsideReader:
                 break
             w.cluster.outside[self._name] = (planned, asked_s + ttl_ms / 1000)
         if rng.random() < ENDS or w.closing:
-            w.cluster.outside.pop(self._name)
-            try:
-                await self._client.leases.end(lease.id)
-            except TidelogError as error:
-                w.cluster.note(self._name, f"cannot end lease {lease.id}: {type(error).__name__}")
+            await self._end(lease)
+
+    async def _end(self, lease: LeaseRecord) -> None:
+        self._w.cluster.outside.pop(self._name)
+        try:
+            await self._client.leases.end(lease.id)
+        except TidelogError as error:
+            self._w.cluster.note(self._name, f"cannot end lease {lease.id}: {type(error).__name__}")

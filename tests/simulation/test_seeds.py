@@ -98,6 +98,35 @@ with seeds.Seeds(steps=2, faults=(), jobs=1) as planted:
         print([(finding.rule, finding.message.splitlines()[0]) for finding in outcome.findings])
 """
 
+NEVER = """
+from tidelog.broker.objects.manifest_writer import ManifestWriter
+from tidelog.broker.partitions.snapshot_taker import SnapshotTaker
+from tidelog.runtime.errors import Unavailable
+from tidelog.simulation import seeds
+from tidelog.simulation.actors import loader
+
+simulate = seeds.simulate
+
+async def fails(*arguments, **named):
+    raise Unavailable("planted")
+
+class Ends(loader.ImageFollower):
+    async def run(self):
+        raise KeyError("planted")
+
+def simulate_planted(seed, **options):
+    planted = {15: (SnapshotTaker, "take", fails), 5: (ManifestWriter, "write", fails)}
+    planted[3] = (loader, "ImageFollower", Ends)
+    if seed in planted:
+        setattr(*planted[seed])
+    return simulate(seed, **options)
+
+seeds.simulate = simulate_planted
+with seeds.Seeds(steps=1, faults=(), jobs=1) as planted:
+    for outcome in planted.run([15, 5, 3]):
+        print([(finding.rule, finding.message.splitlines()[0]) for finding in outcome.findings])
+"""
+
 
 def lines_of(script: str) -> list[str]:
     """Run a script in a process of its own: a simulation leaves what belonged to dead processes behind."""
@@ -131,3 +160,11 @@ def test_a_defect_that_a_controller_outlives_is_a_finding() -> None:
     turn, sweep = lines_of(AT_CONTROLLERS)
     assert turn.startswith("[('defect', \"unexpected in the Raft thread of c"), turn
     assert sweep.startswith("[('defect', \"TrimStream") and "(sweep of garbage) at index" in sweep, sweep
+
+
+def test_who_never_gets_what_all_do_without_is_a_finding() -> None:
+    """Snapshots, manifests and images for those outside: each cluster comes to rest without a single one."""
+    snapshots, manifests, images = lines_of(NEVER)
+    for told, who in (snapshots, "brancher"), (manifests, "outside-reader"), (images, "loader"):
+        assert "'liveness'" in told and f"{who} goes on" in told, told
+    assert "the loader's follower ended: KeyError('planted')" in images
