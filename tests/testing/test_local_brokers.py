@@ -37,6 +37,23 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60
 
 
+def test_a_broker_is_restarted_wherever_its_test_has_gone_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with LocalBroker(child=True, directory="data") as broker:
+        broker.create_topic("t", partitions=1)
+        produce(broker.bootstrap, "t", b"kept")
+        os.chdir(gone)
+        broker.restart()
+        gone.rmdir()
+        broker.restart()
+        assert [message.value() for message in consume(broker.bootstrap, "t", 1)] == [b"kept"]
+    assert (tmp_path / "data").is_dir()
+
+
 def produce(bootstrap: str, topic: str, *values: bytes) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
     errors: list[object] = []

@@ -22,7 +22,7 @@ from tidelog.config import Loaded
 from tidelog.process import cluster_layout, supervisor, up_control
 from tidelog.process.supervisor import Supervisor
 from tidelog.runtime.backoff import Backoff
-from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.errors import StorageFailed, TidelogError
 
 STORAGE_FAILED = 6
 NOT_READY = False
@@ -324,6 +324,23 @@ async def test_an_added_broker_that_can_never_start_is_given_up_and_taken_back(
         above.stop()
         assert await running == 0
     assert [one.config.node.id for one in cluster_layout.plan(loaded(tmp_path), 2)] == [1, 2, 4]
+
+
+async def test_a_layout_that_cannot_be_written_is_told_to_who_asked(
+    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Loaded:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "cluster.json"))
+
+    async with asyncio.timeout(10.0):
+        above, running = await cluster_of_two(tmp_path, processes)
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster_layout, "add_broker", full)
+            with pytest.raises(StorageFailed, match=r"No space left on device.*cluster\.json"):
+                await asyncio.to_thread(up_control.ask, tmp_path, {"do": "add"})
+        assert not running.done()
+        above.stop()
+        assert await running == 0
 
 
 async def test_an_added_broker_whose_bucket_does_not_answer_at_first_is_started_again(

@@ -124,7 +124,8 @@ class ControlServer:
                 raise InvalidInput("a request is a JSON object")
             async with self._one_at_a_time:
                 return {"done": await self._handler(request)}
-        except TidelogError as error:
+        except (TidelogError, OSError) as failure:
+            error = failure if isinstance(failure, TidelogError) else StorageFailed(str(failure))  # of the directory
             return {"error": error.message, "hint": error.hint, "kind": type(error).__name__}
 
 

@@ -168,8 +168,8 @@ class ForkServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
+        """Whether it has not ended, nor was given up."""
+        return self._control.fileno() != -1 and self._process.poll() is None
 
     def can_fork(self) -> bool:
         """Wait for its imports, and return whether it may fork. Raises `BrokerEnded` if it has failed."""
@@ -187,20 +187,23 @@ class ForkServer:
 
     def fork(self, start: ChildStart) -> ForkedProcess:
         """Start a broker. Raises `BrokerEnded` if this process has failed."""
+        document = {"config": str(start.config), "directory": _current_directory(), "environment": start.environment}
+        body = json.dumps(document).encode()
         output, output_end = os.pipe()
         status, status_end = os.pipe()
-        document = {"config": str(start.config), "directory": str(Path.cwd()), "environment": start.environment}
-        body = json.dumps(document).encode()
         request = ForkRequest(output_end, status_end, start.parent_pipe, start.faults, start.kept)
         try:
             with self._lock:
                 socket.send_fds(self._control, [LENGTH.pack(len(body))], request.flat())
                 self._control.sendall(body)
                 answer, (pidfd,), _, _ = socket.recv_fds(self._control, LENGTH.size, 1)
-        except (OSError, ValueError) as error:
+        except BaseException as error:
             os.close(output)
             os.close(status)
-            raise BrokerEnded(f"the process that starts brokers has failed: {error}") from error
+            self._control.close()  # the next one would take the answer that is still to come
+            if isinstance(error, (OSError, ValueError)):
+                raise BrokerEnded(f"the process that starts brokers has failed: {error}") from error
+            raise
         finally:
             os.close(output_end)
             os.close(status_end)
@@ -214,6 +217,14 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _current_directory() -> str:
+    """Return the directory that a broker begins in; the root, if a test has deleted the one that it is in."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "/"
 
 
 _lock = threading.Lock()

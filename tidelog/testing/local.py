@@ -245,7 +245,9 @@ class LocalBroker(LocalBrokers):
         directory: Path | str | None = None,
         settings: Mapping[str, Value] | None = None,
     ) -> None:
-        super().__init__(RunOptions(child, storage, Path(directory) if directory else None, settings or {}), 1)
+        super().__init__(
+            RunOptions(child, storage, Path(directory).absolute() if directory else None, settings or {}), 1
+        )
 
     def _configurations(self, ports: HeldPorts) -> list[Config]:
         data_dir = str((self.directory / "data").absolute())
@@ -302,7 +304,9 @@ class LocalCluster(LocalBrokers):
     ) -> None:
         if not 2 <= brokers <= MAX_BROKERS:
             raise InvalidInput(f"a cluster of {brokers} brokers", hint=f"2 to {MAX_BROKERS}; one is a LocalBroker")
-        super().__init__(RunOptions(child, storage, Path(directory) if directory else None, settings or {}), brokers)
+        super().__init__(
+            RunOptions(child, storage, Path(directory).absolute() if directory else None, settings or {}), brokers
+        )
 
     def _configurations(self, ports: HeldPorts) -> list[Config]:
         from tidelog.process.cluster_layout import share_bucket
