@@ -3,6 +3,7 @@
 - `metadata-diverged`: members of the quorum and brokers at the same metadata version have the same metadata.
 - `contiguous-ranges`: the committed ranges of a stream have no gaps and overlaps
   (`tidelog.simulation.checkers.cluster_state`).
+- `topic-not-deleted`: a topic whose deletion was acknowledged is not there.
 - `object-missing`: every committed object is in the bucket, complete.
 - `object-overwritten`: the content of an object's key never changes.
 - `false-damage`: no broker takes an object for damaged, or leaves one out of compaction: none ever is (rule 17).
@@ -15,8 +16,11 @@ Entry: `look_inside`, `find_orphans`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import ObjectState
+from tidelog.simulation.actors.workload import Topic
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.checkers.cluster_state import check_image
 from tidelog.simulation.world.cluster import SimCluster
@@ -25,8 +29,8 @@ from tidelog.storage.objects.key import object_key, parse_object_key
 MAX_NAMED = 5
 
 
-def look_inside(cluster: SimCluster) -> list[Finding]:
-    """Return all findings that can be checked immediately."""
+def look_inside(cluster: SimCluster, topics: Iterable[Topic]) -> list[Finding]:
+    """Return all findings that can be checked immediately. `topics`: all that there ever were."""
     active = cluster.active
     if active is None:
         return []
@@ -34,9 +38,19 @@ def look_inside(cluster: SimCluster) -> list[Finding]:
     return [
         *_diverged(cluster, image),
         *check_image(image),
+        *_undeleted(image, topics),
         *_missing(cluster, image),
         *_overwritten(cluster),
         *_damaged(cluster),
+    ]
+
+
+def _undeleted(image: Image, topics: Iterable[Topic]) -> list[Finding]:
+    names = {record.name for record in image.topics.values()}
+    return [
+        Finding(rule="topic-not-deleted", message=f"topic {topic.name} is there, though its deletion was acknowledged")
+        for topic in topics
+        if topic.deleted and (topic.id in image.topics if topic.id else topic.wire in names)
     ]
 
 

@@ -210,7 +210,9 @@ class _SimulationRun:
                     await cast.bank.audit()
                 if self.table is not None:
                     await self.table.audit()
-                self.outcome.findings += look_inside(self.cluster) + await compare_replicas(self.cluster)
+                self.outcome.findings += look_inside(self.cluster, self.workload.topics) + await compare_replicas(
+                    self.cluster
+                )
                 self.outcome.findings += await check_record(self.cluster)
             if self.outcome.seed % CLEANS_EVERY == 0:
                 await self._let_clean()

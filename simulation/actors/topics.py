@@ -134,6 +134,7 @@ class TopicKeeper(Actor):
             if error in (0, kafka_ids.UNKNOWN_TOPIC_ID):
                 break
             await asyncio.sleep(rng.uniform(0.1, 0.5))
+        topic.deleted = error == 0
         w.history.end(op, "ok", w.now_us())
         if rng.random() < AGAIN and not w.closing:
             await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 2))))
@@ -151,4 +152,5 @@ class TopicKeeper(Actor):
         except Lost as lost:
             w.history.end(op, "info", w.now_us(), error=str(lost))
             return
+        topic.deleted = error == 0
         w.history.end(op, "info" if error else "ok", w.now_us(), error=f"error {error}" if error else "")

@@ -70,6 +70,8 @@ class Topic:
     exists: bool = False
     gone: bool = False
     """Its deletion was requested; with topic ids, it was acknowledged."""
+    deleted: bool = False
+    """Its deletion was acknowledged as done, not as that of an unknown topic."""
     id: bytes = b""
     """Known if clients use topic ids."""
 
@@ -233,8 +235,10 @@ class Workload:
         _, error, found, partitions = await client.ask_any(kafka_ids.metadata(kafka_ids.NO_ID, topic.wire), ASK_S)
         if error or not partitions:
             return False
-        if found in self.ids.values():  # the acknowledgement of the deletion was too early
-            await client.ask_any(kafka_ids.delete_topic(found, 3_000), ASK_S)
+        older = next((each for each in self.topics if each.id == found), None)
+        if older is not None:  # this broker is behind, or the one was that did not know it when it was to be deleted
+            if not older.deleted:
+                await client.ask_any(kafka_ids.delete_topic(found, 3_000), ASK_S)
             return False
         topic.id = self.ids[topic.name] = found
         topic.partitions = len(partitions)  # a lost attempt may be applied late, and with another number of partitions

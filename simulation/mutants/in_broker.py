@@ -38,6 +38,19 @@ MUTATIONS_IN_BROKER = [
         ("uninformed", "slow", "reset", "cut", "pause"),
     ),
     Mutation(
+        "topic-deleted-in-words",
+        "topics",
+        "a topic whose deletion is acknowledged is deleted",
+        (
+            Edit(
+                "tidelog.controller.client.client:ControllerClient.delete_topic",
+                "await self._command(c.DeleteTopic(topic_id))",
+                "mutated()",
+            ),
+        ),
+        ("topic-not-deleted", "liveness"),
+    ),
+    Mutation(
         "session-sleeps-on",
         "sessions",
         "a partition that rests in a fetch session is not read again when its log changes",
