@@ -102,6 +102,8 @@ def made(plan: RowPlan, values: Sequence[Any]) -> tuple[list[dict[str, Any]], li
         ("int", 3.0, 3),
         ("long", -(1 << 63), -(1 << 63)),
         ("float", 0.5, 0.5),
+        ("float", 1 << 24, 16777216.0),
+        ("float", 1 << 100, 2.0**100),
         ("double", 7, 7.0),
         ("double", 1e300, 1e300),
         ("decimal(10,2)", 12.34, Decimal("12.34")),
@@ -224,6 +226,16 @@ def test_new_fields_and_wider_numbers_are_wishes_until_the_table_does_not_change
     assert (good, len(bad), bool(wishes)) == ([], 2, False)
     good, bad, wishes = made(RowPlan(JSON, schema, IGNORE), [{"V": 1, "w": 2, "_offset": 3, "v": 4}])
     assert ([row["v"] for row in good], bad, bool(wishes)) == ([4], [], False)
+
+
+@pytest.mark.parametrize("value", [(1 << 24) + 1, (1 << 40) + 1, 1e39])
+def test_a_number_that_a_float_cannot_hold_is_a_wish_for_a_double(value: float) -> None:
+    schema = schema_of("v float")
+    _, bad, wishes = made(RowPlan(JSON, schema, ADD), [{"v": value}])
+    assert bad == []
+    assert {change.path: str(change.type) for change in wanted_changes(schema, wishes, 100)} == {("v",): "double"}
+    good, bad, _ = made(RowPlan(JSON, schema, ADD, is_final=True), [{"v": value}])
+    assert (good, len(bad)) == ([], 1)
 
 
 def test_most_values_decide_on_a_column_and_columns_have_a_bound() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -53,6 +54,7 @@ ADD, IGNORE, REFUSE = "add", "ignore", "quarantine"
 """What becomes of fields that have no column."""
 _INT = (-(1 << 31), (1 << 31) - 1)
 _MAX_FLOAT = 3.4028234663852886e38
+_FLOAT = struct.Struct("<f")
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _DIGITS = Context(prec=38)
@@ -201,9 +203,18 @@ def _floating(path: Path, *, is_double: bool) -> Convert:
         if not is_double and abs(found) > _MAX_FLOAT:
             wishes.note_wide(path, f"{found} is beyond a float")
             return None
+        if not is_double and type(value) is int and _as_float(found) != found:
+            wishes.note_wide(path, f"{_shown(value)} is not the same as a float")
+            return None
         return found
 
     return convert
+
+
+def _as_float(value: float) -> float:
+    """Return a number as 32 bits have it."""
+    (found,) = _FLOAT.unpack(_FLOAT.pack(value))
+    return float(found)
 
 
 def _decimal(kind: DecimalType, path: Path) -> Convert:
