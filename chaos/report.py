@@ -23,11 +23,11 @@ from tidelog.simulation.checkers import Finding
 from tidelog.simulation.checkers.history import History, Op
 
 LOST = frozenset({"lost-write", "unseen"})
+DOUBLED = frozenset({"duplicate"})
 OURS = "tidelog."
 """What the names of exceptions begin with that callers know."""
 LAST_OF_TRACEBACK = re.compile(r" {4}([A-Za-z_][\w.]*)(: |$)")
 """A traceback is indented by four spaces in a node's log."""
-DOUBLED = frozenset({"duplicate"})
 
 
 class Row(msgspec.Struct, kw_only=True):

@@ -61,6 +61,16 @@ async def leads(raft: RaftConsensus) -> None:
     await until(lambda: raft.role.is_leader)
 
 
+async def leave_a_snapshot(directory: Path) -> None:
+    """Have a member leave a snapshot and a journal behind."""
+    raft, _ = await started(directory, snapshot_entries=10)
+    await leads(raft)
+    for step in range(30):
+        await raft.propose(b"%d" % step, 60)
+    await until((directory / "snapshot").exists)
+    await raft.close()
+
+
 async def test_a_single_member_leads_at_once_and_remembers_everything(tmp_path: Path) -> None:
     begin = time.monotonic()
     expected: list[bytes] = []
@@ -114,12 +124,7 @@ async def test_snapshots_keep_the_journal_short_in_bytes_too(tmp_path: Path) -> 
 
 
 async def test_a_damaged_snapshot_or_journal_stops_the_start(tmp_path: Path) -> None:
-    raft, _ = await started(tmp_path, snapshot_entries=10)
-    await until(lambda: raft.role.is_leader)
-    for step in range(30):
-        await raft.propose(b"%d" % step, 60)
-    await until((tmp_path / "snapshot").exists)
-    await raft.close()
+    await leave_a_snapshot(tmp_path)
     for name in ("journal", "snapshot"):
         path = tmp_path / name
         whole = path.read_bytes()
@@ -137,12 +142,7 @@ async def test_a_state_that_cannot_be_loaded_ends_the_start_whatever_the_reason(
         def load(self, data: bytes) -> None:
             raise MemoryError
 
-    raft, _ = await started(tmp_path, snapshot_entries=10)
-    await until(lambda: raft.role.is_leader)
-    for step in range(30):
-        await raft.propose(b"%d" % step, 60)
-    await until((tmp_path / "snapshot").exists)
-    await raft.close()
+    await leave_a_snapshot(tmp_path)
     raft = RaftConsensus(RaftSettings(directory=tmp_path), SystemClock())
     async with asyncio.timeout(60):
         with pytest.raises(StorageFailed, match=r"cannot open the Raft log: MemoryError"):

@@ -168,10 +168,9 @@ async def _serve(
             await asyncio.gather(*parts)
         finally:
             await process.stop()
-        is_stopped = stopping.is_set()
         stop.cancel()
         await tasks.close()
-    return restarts and not is_stopped
+    return restarts and not stopping.is_set()
 
 
 async def _until_over(
