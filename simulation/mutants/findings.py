@@ -15,6 +15,8 @@ GONE = (
 )
 """Rules for acknowledged or read data that is missing or replaced."""
 TWICE = ("duplicate", "nonmonotonic-send", "int-nonmonotonic-send")
+FORGOTTEN = (*TWICE, "producer-forgotten")
+"""Rules for a partition that opens without what it knew of its producers."""
 LOUD = ("liveness",)
 """Rules for violations detected by the product, which stops or quarantines: the cluster does not become idle."""
 MOVES = ("kill", "pause", "stop", "slow", "isolate", "reset")

@@ -149,7 +149,17 @@ MUTATIONS_IN_COMPACTION = [
             "end = min(facts.last_stable, segments[-1].base_offset)\n"
             "    if end > facts.recoverable:\n        mutated()",
         ),
-        (*KEPT, "duplicate", "sequence-refused", "nonmonotonic-send", "lso-stuck", "defect", "assertion", *LOUD),
+        (
+            *KEPT,
+            "producer-forgotten",
+            "duplicate",
+            "sequence-refused",
+            "nonmonotonic-send",
+            "lso-stuck",
+            "defect",
+            "assertion",
+            *LOUD,
+        ),
         CUT_OFF,
         transactions=True,
     ),

@@ -5,7 +5,7 @@ Entry: `MUTATIONS_IN_STREAM`.
 
 from __future__ import annotations
 
-from tidelog.simulation.mutants.findings import GONE, LOUD, MOVES, TWICE
+from tidelog.simulation.mutants.findings import FORGOTTEN, GONE, LOUD, MOVES, TWICE
 from tidelog.simulation.mutants.mutant import Edit, Mutation
 
 MUTATIONS_IN_STREAM = [
@@ -106,7 +106,7 @@ MUTATIONS_IN_STREAM = [
                 "            apart = Checkpoint(PIECES_VERSION, end, end, *self.pieces)",
             ),
         ),
-        (*TWICE, "sequence-refused"),
+        (*FORGOTTEN, "sequence-refused"),
         ("kill", "power", "kill-all"),
     ),
     Mutation(
@@ -150,7 +150,7 @@ MUTATIONS_IN_STREAM = [
                 "        if not self.write_clean():",
             ),
         ),
-        TWICE,
+        FORGOTTEN,
         MOVES,
     ),
     Mutation(
@@ -169,7 +169,7 @@ MUTATIONS_IN_STREAM = [
                 "if found == (clean.data_end, clean.time_end, clean.txn_end) or not mutated():",
             ),
         ),
-        (*TWICE, *GONE, *LOUD),
+        (*FORGOTTEN, *GONE, *LOUD),
         ("kill", "stop", "reset", "slow"),
     ),
     Mutation(

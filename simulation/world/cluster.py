@@ -413,6 +413,7 @@ class _Process:
         alone = single is not None and partition.wal is single.storage.confirm
         opens = confirmed.stream_goes_on if alone else confirmed.stream_opens
         opens(data_stream, partition.leader_epoch, end_offset)
+        self._cluster.watch.producers.opens(data_stream, partition.leader_epoch, partition.producers())
 
     def _open_wal(self, cluster_id: str) -> Wal:
         node, settings = self._node, self._shape.wal_settings

@@ -13,7 +13,8 @@ violations that a later command would hide are found, too:
 - `deleted-under-reader`: no broker that may read from the bucket has metadata that names an object when the object is
   deleted (rule 6; `tidelog.simulation.world.cluster`);
 - `unbounded-command`: one command removes a bounded number of a deleted topic's partitions (rule 12);
-- `two-masters`, `promise-broken`, `confirmed-alone`: see `tidelog.simulation.world.replica_watch`.
+- `two-masters`, `promise-broken`, `confirmed-alone`: see `tidelog.simulation.world.replica_watch`;
+- `producer-forgotten`: see `tidelog.simulation.world.producer_watch`.
 
 What `one-owner` says of trims, and `unbounded-command`, hold for commands that were written at feature level 1.
 
@@ -22,6 +23,7 @@ Entry: `Watch.take`, a listener of a controller's `DeltaFeed`; `Watch.trims`, ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tidelog.controller.image.image import Delta
@@ -34,11 +36,15 @@ from tidelog.controller.model.records import (
 )
 from tidelog.controller.model.records import StreamRecord as Row
 from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.runtime.types import Buffer
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.world.confirmed import Confirmed
+from tidelog.simulation.world.producer_watch import ProducerBatch, ProducerWatch, producer_batch
 from tidelog.simulation.world.replica_watch import ReplicaWatch
 
 MAX_FINDINGS = 20
+DATA = 1
+"""Of a partition's streams: meta, data, time and txn."""
 PARTITIONS_PER_DELETION = 1
 """Of the controllers in a simulation: even small topics need several commands."""
 
@@ -55,6 +61,8 @@ class Watch:
         """Data confirmed by brokers, reported by `tidelog.simulation.world.watched_wal`."""
         self.replicas = ReplicaWatch(self.found)
         """What the replicas of WALs with several members hold."""
+        self.producers = ProducerWatch(self.found)
+        """The producers of confirmed batches."""
         self._version = 0
         self._streams: dict[int, Row] = {}
         self._sets: dict[int, ReplicaSetRecord] = {}
@@ -114,6 +122,19 @@ class Watch:
     def replica_set(self, set_id: int) -> ReplicaSetRecord | None:
         """Return the newest metadata of a replica set."""
         return self._sets.get(set_id)
+
+    def producer_of(self, stream_id: int, payload: Sequence[Buffer]) -> ProducerBatch | None:
+        """Return what an append says of an idempotent producer; None if it is none of a partition's data stream."""
+        placed = self._placed.get(stream_id)
+        if placed is None or stream_id != placed.first_stream + DATA:
+            return None
+        return producer_batch(payload[0] if len(payload) == 1 else b"".join(payload))
+
+    def confirms(self, stream_id: int, epoch: int, end: int, producer: ProducerBatch | None) -> None:
+        """Record that an append of that epoch is confirmed, which ends at stream offset `end`."""
+        self.confirmed.stream_holds(stream_id, epoch, end)
+        if producer is not None:
+            self.producers.confirms(stream_id, producer)
 
     def found(self, rule: str, message: str) -> None:
         """Report a finding."""
@@ -193,6 +214,8 @@ class Watch:
     def _partition(self, key: tuple[bytes, int], now: PartitionRecord | None) -> None:
         old = self._partitions.pop(key, None)
         if now is None:
+            if old is not None:
+                self.producers.forget(old.first_stream + DATA)
             return
         self._partitions[key] = now
         for step in range(STREAMS_PER_PARTITION):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from tidelog.runtime.types import Buffer
+from tidelog.simulation.world.producer_watch import ProducerBatch
 from tidelog.simulation.world.watch import Watch
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import ReplicatedWal, WalRecord, WalRecordType
@@ -29,6 +30,7 @@ class _HeldRecord(NamedTuple):
     base: int
     end: int
     """The stream offset after the record."""
+    producer: ProducerBatch | None
 
 
 class WatchedReplica:
@@ -52,8 +54,11 @@ class WatchedReplica:
         while held and held[-1].wal_end > record.offset:
             held.pop()  # the log was cut
         if record.type is WalRecordType.DATA:
-            end = record.base_offset + record.count
-            held.append(_HeldRecord(record.end_offset, record.stream_id, record.stream_epoch, record.base_offset, end))
+            stream_id, end = record.stream_id, record.base_offset + record.count
+            producer = self._watch.producer_of(stream_id, [record.payload])
+            held.append(
+                _HeldRecord(record.end_offset, stream_id, record.stream_epoch, record.base_offset, end, producer)
+            )
 
     async def recover(self, on_record: Callable[[WalRecord], None]) -> int:
         """See `Wal.recover`."""
@@ -87,7 +92,7 @@ class WatchedReplica:
             piece = self._held.popleft()
             if leads:
                 confirmed.stream_goes_on(piece.stream_id, piece.epoch, piece.base)
-                confirmed.stream_holds(piece.stream_id, piece.epoch, piece.end)
+                self._watch.confirms(piece.stream_id, piece.epoch, piece.end, piece.producer)
         self._wal.note_confirmed(offset)
 
     def append(self, record: StreamAppend) -> int:
@@ -95,7 +100,8 @@ class WatchedReplica:
         end = self._wal.append(record)
         stream_id, epoch, base = record.stream_id, record.stream_epoch, record.base_offset
         self._watch.confirmed.stream_opens(stream_id, epoch, base)
-        self._held.append(_HeldRecord(end, stream_id, epoch, base, base + record.count))
+        producer = self._watch.producer_of(stream_id, record.payload)
+        self._held.append(_HeldRecord(end, stream_id, epoch, base, base + record.count, producer))
         return end
 
     async def receive(

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+from tidelog.simulation.world.producer_watch import ProducerBatch
 from tidelog.simulation.world.watch import Watch
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import Wal, WalRecord, WalRecordType
@@ -28,6 +29,7 @@ class _Piece(NamedTuple):
     epoch: int
     end: int
     """The stream offset after the record."""
+    producer: ProducerBatch | None
 
 
 class Witness:
@@ -50,7 +52,8 @@ class Witness:
         """This life appends."""
         stream_id, epoch, base = record.stream_id, record.stream_epoch, record.base_offset
         self.watch.confirmed.stream_goes_on(stream_id, epoch, base)
-        self._waiting.append(_Piece(wal_end, stream_id, epoch, base + record.count))
+        producer = self.watch.producer_of(stream_id, record.payload)
+        self._waiting.append(_Piece(wal_end, stream_id, epoch, base + record.count, producer))
 
     def enters(self) -> None:
         """Record the attempt to begin an epoch."""
@@ -66,11 +69,11 @@ class Witness:
         """Record up to where the owner of the WAL confirms it."""
         if self._epoch < 0:
             return
-        confirmed, waiting = self.watch.confirmed, self._waiting
-        confirmed.wal_holds(self._set_id, self._epoch, confirm_offset)
+        watch, waiting = self.watch, self._waiting
+        watch.confirmed.wal_holds(self._set_id, self._epoch, confirm_offset)
         while waiting and waiting[0].wal_end <= confirm_offset:
             piece = waiting.popleft()
-            confirmed.stream_holds(piece.stream_id, piece.epoch, piece.end)
+            watch.confirms(piece.stream_id, piece.epoch, piece.end, piece.producer)
 
     def starts_over(self, offset: int) -> None:
         """Report, before it happens, that another WAL is begun at `offset`."""
