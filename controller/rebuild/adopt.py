@@ -153,18 +153,24 @@ def _name(tables: Tables, row: ObjectRecord, ranges: list[tuple[int, int, int]])
 
 
 def _record_losses(tables: Tables) -> None:
+    """A WAL without a note, as all are below feature level 1, may have had records of each partition opened there."""
     owned: defaultdict[int, list[PartitionRecord]] = defaultdict(list)
     for partition in tables.partitions.values():
         if partition.topic_id in tables.topics:
             owned[partition.replica_set].append(partition)
     for record in list(tables.replica_sets.values()):
+        mine = sorted(owned[record.id], key=lambda one: (one.topic_id, one.index))
         if has_several(record):
             tables.kv.delete(note_key(record.id))  # it may be of the time when the set had one member
         elif tables.kv.get(note_key(record.id)) is None:
-            continue
-        mine = sorted(owned[record.id], key=lambda one: (one.topic_id, one.index))
+            mine = [each for each in mine if _was_opened(tables, each)]
         record_loss(tables, record, mine, LOST)
         tables.kv.delete(note_key(record.id))
+
+
+def _was_opened(tables: Tables, partition: PartitionRecord) -> bool:
+    stream = tables.streams.get(partition.first_stream + DATA_STREAM)
+    return stream is not None and stream.epoch >= 0
 
 
 def _replace_brokers(tables: Tables, adoption: Adoption) -> None:

@@ -18,7 +18,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, generation_of, state_key
 from tidelog.controller.model.leases import LeaseOver, LeaseRecord, RenewLease, TakeLease
 from tidelog.controller.model.records import ObjectState, StreamState
-from tidelog.controller.model.wal_notes import WalNote, losses_in
+from tidelog.controller.model.wal_notes import WalNote, losses_in, note_key
 from tidelog.controller.rebuild.adopt import EPOCH_STEP, OBJECT_STEP, Adoption, adopt
 from tidelog.controller.rebuild.directory import write_directories
 from tidelog.controller.rebuild.held import StreamPiece
@@ -218,6 +218,35 @@ def test_partitions_of_a_broker_that_is_no_more_get_another_owner_and_a_larger_e
         owner = state.tables.replica_sets.get(partition.replica_set)
         assert owner is not None
         assert partition.epoch_base + owner.master_epoch >= before[partition.index] + EPOCH_STEP
+
+
+def losses(state: ControllerState) -> list[tuple[str, int, int, int]]:
+    found = (one for loss in losses_in(state.tables.kv.rows) for one in loss.partitions)
+    return sorted((one.topic, one.partition, one.from_offset, one.to_offset) for one in found)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_what_a_wal_may_have_had_is_recorded_although_its_master_never_told_of_it(told: bool) -> None:
+    driver, (_, object_id) = lost_cluster()
+    driver.run(c.DeleteKv(note_key(1)))
+    if told:
+        driver.run(c.NoteWal(1, WalNote("disk", "", 1, 9, 100, False)))
+    old = ControllerState()
+    old.load(driver.state.dump())
+    state = adopt(old, make_plan(old.tables, {object_id: 100}, []), Adoption([1, 2], 2, object_id, 5_000))
+    assert losses(state) == ([] if told else [("t", 0, 10, -1)]), "nobody has opened the other partition"
+
+
+def test_at_level_0_where_no_master_tells_of_its_wal_every_partition_may_have_lost_records() -> None:
+    old = ControllerState()
+    old.load((Path(__file__).parent / "level0" / "state.msgpack").read_bytes())
+    assert old.level == 0
+    tables = old.tables
+    listed = {each.id: each.size for each in tables.objects.values()}
+    wanted = {(tables.topics.rows[each.topic_id].name, each.index) for each in tables.partitions.values()}
+    state = adopt(old, make_plan(tables, listed, []), Adoption([0, 1], 2, max(listed, default=0), 5_000))
+    assert wanted and {(topic, partition) for topic, partition, _, _ in losses(state)} == wanted
+    assert {end for _, _, _, end in losses(state)} == {-1}, "nobody knows how many"
 
 
 def test_what_may_be_new() -> None:
