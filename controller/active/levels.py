@@ -97,6 +97,8 @@ class LevelRaise:
                 f"the cluster is at feature level {cluster.level}, which is not lowered to {target}",
                 hint="commands of the higher level may be in the log, which an older version cannot read",
             )
+        if cluster.level == (level if level >= 0 else SUPPORTED.newest):
+            return report  # perhaps by an attempt whose answer was lost, with a controller that is silent now
         if controllers.silent:
             told = "; ".join(f"controller {each}: {why}" for each, why in sorted(controllers.silent.items()))
             raise UnsupportedLevel(

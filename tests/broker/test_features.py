@@ -108,6 +108,17 @@ def test_the_level_is_raised(version: int) -> None:
     assert shown(world)[1][FEATURE] == 1
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_the_level_in_force_is_set_again_although_a_controller_is_away(version: int) -> None:
+    world = world_at(NEWEST)
+    world.controller.members = {NODE_ID: "own", 7: "away:7"}
+    assert "controller 7" in str(update(world, version, {"feature": FEATURE, "max_version_level": NEWEST + 1}))
+    answer = update(world, version, {"feature": FEATURE, "max_version_level": NEWEST})
+    assert answer.error_code == 0
+    if version < 2:
+        assert [one.error_code for one in answer.results] == [0]
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_protocol_of_transactions_that_clients_use_is_lowered_and_raised_again(level: int) -> None:
     world = world_at(NEWEST)

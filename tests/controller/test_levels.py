@@ -405,6 +405,20 @@ async def test_the_level_is_raised_when_all_controllers_say_that_they_support_it
     assert not (await found.run(-1, dry_run=False))["raised"]
 
 
+async def test_a_raise_that_is_asked_again_after_a_controller_has_died_finds_that_it_is_done() -> None:
+    """Its answer may have been lost with that controller. Refused, it would seem to have changed nothing."""
+    driver = OldDriver()
+    statuses: dict[str, dict[str, Any] | None] = {"a:1": {"node": 1, "levels": [0, NEWEST]}}
+    found = raising(driver, statuses)
+    assert (await found.run(NEWEST, dry_run=False))["raised"]
+    statuses["a:1"] = None
+    for level in (NEWEST, -1):
+        report = await found.run(level, dry_run=False)
+        assert (report["level"], report["target"], report["raised"]) == (NEWEST, NEWEST, False)
+    with pytest.raises(UnsupportedLevel, match="did not say what they support: controller 1"):
+        await found.run(NEWEST + 1, dry_run=False)
+
+
 # A controller over the directory of the older version
 
 

@@ -70,6 +70,8 @@ class WorldController:
         """While set and not triggered, commands hang."""
         self.late: list[Delta] | None = None
         """Deltas that the image does not have yet; None: it is never behind."""
+        self.members: dict[int, str] = {}
+        """Controllers of the quorum; none but this one answers."""
         self.opens_at_once = False
         """Partitions are opened as soon as they are created."""
         self.replica_sets = ReplicaSetClient(self._send)
@@ -154,7 +156,8 @@ class WorldController:
 
     async def upgrade(self, level: int = -1, *, dry_run: bool) -> dict[str, Any]:
         role = ActiveRole(lambda: self.image, self._ask, lambda: True, lambda: 0)
-        return await LevelRaise(role, NODE_ID, dict, self._no_member, lambda: 0).run(level, dry_run=dry_run)
+        raising = LevelRaise(role, NODE_ID, lambda: self.members, self._no_member, lambda: 0)
+        return await raising.run(level, dry_run=dry_run)
 
     @staticmethod
     async def _no_member(address: str) -> dict[str, Any]:

@@ -123,18 +123,14 @@ async def _check_level(services: Services, level: int, current: int) -> None:
     report = await services.controller.upgrade(level, dry_run=True)
     if level < report["level"]:
         raise UnsupportedLevel(f"{FEATURE} is {report['level']} and is never lowered")
-    if report["unable"]:
+    if report["unable"] and level > report["level"]:
         raise UnsupportedLevel(f"{FEATURE} {level} is not supported by {', '.join(report['unable'])}")
 
 
 async def _make(services: Services, update: FeatureUpdateKey) -> None:
     """Make one update that was checked. Raises `UnsupportedLevel`, `Unavailable`."""
     if update.feature == FEATURE:
-        report = await services.controller.upgrade(update.max_version_level, dry_run=False)
-        if report["unable"]:
-            raise UnsupportedLevel(
-                f"{FEATURE} {update.max_version_level} is not supported by {', '.join(report['unable'])}"
-            )
+        await services.controller.upgrade(update.max_version_level, dry_run=False)
     elif update.feature == TRANSACTION_VERSION and services.controller.image.level >= TRANSACTIONS_LEVEL:
         await services.controller.put_kv(feature_key(update.feature), b"%d" % update.max_version_level)
 
