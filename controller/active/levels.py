@@ -74,7 +74,8 @@ class LevelRaise:
     async def run(self, level: int, *, dry_run: bool) -> dict[str, Any]:
         """Raise the level to `level`, or to the highest that all members support (-1). Returns what was found and done.
 
-        A dry run only reports. Raises `UnsupportedLevel`, naming the members that do not support the level.
+        A dry run only reports. The report names the metadata version that it is of. Raises `UnsupportedLevel`, naming
+        the members that do not support the level.
         """
         controllers = await self._controllers()
         image = self._role.image()
@@ -89,6 +90,7 @@ class LevelRaise:
             "members": self._report(target, controllers, image),
             "unable": unable(target, ranges),
             "raised": False,
+            "version": image.version,
         }
         if dry_run:
             return report
@@ -110,7 +112,7 @@ class LevelRaise:
             return report
         told_by = tuple((each, one.oldest, one.newest) for each, one in sorted(controllers.ranges.items()))
         await self._role.propose(SetLevel(target, self._elapsed_ms(), told_by))
-        return {**report, "level": target, "raised": True}
+        return {**report, "level": target, "raised": True, "version": self._role.image().version}
 
     @staticmethod
     def _named(controllers: ControllerLevels, image: Image) -> dict[str, LevelRange]:

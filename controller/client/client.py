@@ -289,8 +289,10 @@ class ControllerClient:
     async def upgrade(self, level: int = -1, *, dry_run: bool) -> dict[str, Any]:
         """Raise the feature level (-1: to the highest that all members support); return what was found and done.
 
-        Raises `UnsupportedLevel` naming the members that do not support it, `Unavailable`.
+        The local image then has the level. Raises `UnsupportedLevel` naming the members that do not support it, and
+        `Unavailable`.
         """
+        deadline = self._clock.monotonic() + self._budget_s
         budget_s = None if not dry_run else SHORT_BUDGET_S
         try:
             raw = await self._ask_active("upgrade", UpgradeParams(level, dry_run), budget_s)
@@ -301,7 +303,11 @@ class ControllerClient:
                 "the active controller runs a version before feature levels; the cluster is at level 0",
                 hint="upgrade every process, the active controller last (`tidelog controller status`)",
             ) from error
-        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+        report = msgspec.msgpack.decode(raw, type=dict[str, Any])
+        version = report.pop("version", 0)  # an older active controller does not tell it
+        if not dry_run:
+            await self._reach(version, deadline)
+        return report
 
     # Balance
 
@@ -374,19 +380,23 @@ class ControllerClient:
                 self.health.dropped(token)
                 self._open_sequences.discard(sequence)
                 self._answered.set()
-        while result.version > self.image.version:
-            try:
-                async with asyncio.timeout(LAG_S):
-                    await self._follower.wait_version(result.version)
-            except TimeoutError:
-                if self._clock.monotonic() > deadline:
-                    raise Unavailable(f"the metadata did not reach version {result.version} in time") from None
-                if len(self._endpoints) > 1:
-                    self._polls.turn()
+        await self._reach(result.version, deadline)
         if result.error is not None:
             raise from_wire(result.error)
         value: T = msgspec.msgpack.decode(result.value, type=kind)
         return value
+
+    async def _reach(self, version: int, deadline: float) -> None:
+        """Return when the local image contains `version`. Raises `Unavailable` after the deadline (monotonic s)."""
+        while version > self.image.version:
+            try:
+                async with asyncio.timeout(LAG_S):
+                    await self._follower.wait_version(version)
+            except TimeoutError:
+                if self._clock.monotonic() > deadline:
+                    raise Unavailable(f"the metadata did not reach version {version} in time") from None
+                if len(self._endpoints) > 1:
+                    self._polls.turn()
 
     async def _wait_turn(self, *, after_all: bool) -> None:
         """Wait until the window has room, and (`after_all`) until all commands that were sent before have ended."""

@@ -16,6 +16,7 @@ import pytest
 from tests.controller.controller_helpers import (
     TOPIC,
     Driver,
+    KeptNetwork,
     make_client,
     make_node,
     new_object,
@@ -489,6 +490,25 @@ async def test_a_controller_goes_on_at_the_level_of_its_directory_until_it_is_ra
     node = await started(old_directory)
     assert node.status()["level"] == NEWEST
     await stopped(node)
+
+
+async def test_a_raise_returns_when_the_callers_metadata_have_it(old_directory: Path) -> None:
+    """What the caller does next is decided by the level, as the other updates of an UpdateFeatures request are."""
+    node, network = await started(old_directory), KeptNetwork()
+    client = make_client(node.address, network=network)
+    await client.start()
+    await client.register_broker(registration())
+    polls = network.transports[1]
+    polls.pause_reading()
+    raising = asyncio.create_task(client.upgrade(dry_run=False))
+    await until(lambda: node.status()["level"] == NEWEST)
+    for _ in range(3):
+        await client.status()
+    assert not raising.done() and client.feature_level == 0
+    polls.resume_reading()
+    assert (await raising)["raised"]
+    assert client.feature_level == NEWEST
+    await stopped(client, node)
 
 
 def test_an_id_that_is_not_prepared_is_refused_at_each_level_as_its_brokers_know_it() -> None:
