@@ -583,6 +583,9 @@ class ControllerNode:
             c.require_member(command, self._level)
         completed = self._completed(command)
         result = await self._propose_envelope(completed, term, params.client_id, params.sequence, params.done)
+        if isinstance(command, c.RegisterBroker):  # written at level 0, it may have come to its place after a raise
+            await self.feed.wait_newer(c.decode_result(result).version - 1, 1.0)
+            c.require_member(command, self._level)
         drains = isinstance(command, c.DrainBroker | c.BeginRestart | c.HandOver)
         if drains and any(one.draining for one in self.image.brokers.values()):
             self._lifecycle.wake()  # the next partitions may move

@@ -587,6 +587,47 @@ async def test_a_new_cluster_is_founded_at_the_newest_level_by_its_first_command
     await node.close()
 
 
+class HeldConsensus(LateConsensus):
+    """One whose commands wait, written, for their place in the log while it is not `open`."""
+
+    def __init__(self, log: list[bytes]) -> None:
+        super().__init__(log)
+        self.open = asyncio.Event()
+        self.open.set()
+        self.waiting: list[c.AnyCommand] = []
+
+    async def propose(self, blob: bytes, timeout_s: float) -> bytes:
+        self.waiting.append(c.decode_envelope(blob).command)
+        await self.open.wait()
+        return await super().propose(blob, timeout_s)
+
+
+async def test_an_older_broker_whose_registration_is_on_its_way_when_the_level_is_raised_is_refused(
+    tmp_path: Path,
+) -> None:
+    """It was written at level 0, by whose rules it counts: it tells no range, and any is good enough."""
+    consensus = HeldConsensus(old_commands())
+    node = make_node(tmp_path, consensus=consensus)
+    await node.start()
+    await node.wait_active(30)
+    client = make_client(node.address)
+    await client.start()
+    for each in node.image.brokers.values():
+        await client.put_kv(level_key(each.id), told_range(each.registration_epoch, SUPPORTED))
+    consensus.open.clear()
+    raising = asyncio.create_task(client.upgrade(dry_run=False))
+    await until(lambda: any(isinstance(each, c.SetLevel) for each in consensus.waiting))
+    older = asyncio.create_task(send(node, c.RegisterBroker(5, "older", "a", "h", 1, "", "")))
+    present = asyncio.create_task(client.register_broker(c.RegisterBroker(6, "present", "a", "h", 1, "", "")))
+    await until(lambda: sum(isinstance(each, c.RegisterBroker) for each in consensus.waiting) == 2)
+    consensus.open.set()
+    assert (await raising)["raised"]
+    with pytest.raises(UnsupportedLevel, match=f"the cluster is at feature level {NEWEST}; broker 5 supports 0"):
+        await older
+    await present
+    await stopped(client, node)
+
+
 async def test_the_level_is_not_raised_over_a_broker_that_told_nothing(old_directory: Path) -> None:
     """The broker of the older version is registered in that directory."""
     node = await started(old_directory)
