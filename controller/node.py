@@ -411,7 +411,7 @@ class ControllerNode:
         while True:
             cluster_id = base64.urlsafe_b64encode(self._rng.randbytes(16)).decode().rstrip("=")
             try:
-                if self.image.cluster is None:  # a new cluster, or a log that is not applied yet and has a lower level
+                if self.image.cluster is None or self._level < NEWEST:  # what is not applied yet may be another level
                     await self._consensus.barrier(self._settings.command_timeout_ms / 1000)
                 become = c.BecomeActive(self._node_id, term, cluster_id, self._delete_delay_ms)
                 active_at = (await self._propose(become, term)).version

@@ -299,8 +299,8 @@ MUTATIONS_IN_CONTROLLER = [
         (
             Edit(
                 "tidelog.controller.node:ControllerNode._activate",
-                "if self.image.cluster is None:",
-                "if self.image.cluster is None and mutated():",
+                "if self.image.cluster is None or self._level < NEWEST:",
+                "if (self.image.cluster is None or self._level < NEWEST) and mutated():",
             ),
         ),
         ("above-level",),

@@ -46,7 +46,7 @@ from tidelog.controller.model.replica_set_commands import SetReplicaSetPolicy
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import WalNote, note_key
 from tidelog.controller.node import ControllerNode
-from tidelog.controller.raft.consensus import MemoryConsensus
+from tidelog.controller.raft.consensus import MemoryConsensus, StateMachine
 from tidelog.controller.raft.journal import Journal
 from tidelog.runtime.errors import CorruptData, Unavailable
 from tidelog.storage.commits import CommitObjects, CommitRefused, NotPrepared
@@ -575,6 +575,37 @@ async def test_a_log_of_level_0_that_is_not_applied_yet_gets_no_command_of_a_hig
     await node.wait_active(30)
     assert [type(each.command) for each in consensus.proposed[:1]] == [c.BecomeActive]
     assert {each.format_version for each in consensus.proposed} == {1}
+    await node.close()
+
+
+class SnapshotConsensus(LateConsensus):
+    """A `LateConsensus` whose member has a snapshot, of before the commands that it has not applied."""
+
+    def __init__(self, snapshot: bytes, log: list[bytes]) -> None:
+        super().__init__(log)
+        self._snapshot = snapshot
+
+    async def start(self, machine: StateMachine) -> None:
+        machine.load(self._snapshot)
+        await super().start(machine)
+
+
+async def test_a_raise_that_is_not_applied_yet_when_a_term_begins_is_applied_first(tmp_path: Path) -> None:
+    """Written at level 0, the first command would move the cluster time by this controller's wall clock."""
+    state = ControllerState()
+    state.load((LEVEL_0 / "state.msgpack").read_bytes())
+    cluster = state.tables.cluster.rows[""]
+    told = [c.PutKv(level_key(each.id), told_range(each.registration_epoch, SUPPORTED)) for each in brokers(state)]
+    raised: list[c.AnyCommand] = [*told, c.SetLevel(NEWEST, 0, ((0, 0, NEWEST),))]
+    now_ms = state.tables.time_ms
+    snapshot = msgspec.msgpack.decode(state.dump())
+    snapshot[1:3] = 0, 0  # metadata version and log index: this log begins behind it
+    log = [c.encode_envelope(c.Envelope(0, cluster.active_term, now_ms, "", 0, 0, each), 0) for each in raised]
+    node = make_node(tmp_path, consensus=SnapshotConsensus(msgspec.msgpack.encode(snapshot), log))
+    await node.start()
+    await node.wait_active(30)
+    assert node.image.cluster is not None
+    assert (node.image.level, node.image.cluster.active_since_ms) == (NEWEST, now_ms)
     await node.close()
 
 
