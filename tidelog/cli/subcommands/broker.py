@@ -17,6 +17,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import broker_ids
 from tidelog.cli.options import admin_options, format_option, load_config, watch_option
+from tidelog.controller.model.records import BUCKET_WAL
 from tidelog.process import up_control
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
@@ -264,8 +265,10 @@ def remove(
     runs_here = _runs_here(directory, row)
     if row is not None and row["state"] == "dead" and row["partitions"]:
         losses = cluster.get(f"/losses?id={broker_id}")
+        forced = accept_loss and force and losses["wal"] == BUCKET_WAL
         if dry_run:
-            output.emit(json.dumps(losses, indent=2) if style == "json" else _render_losses(losses))
+            document = {**losses, "given_up": forced or not losses["recoverable"]}
+            output.emit(json.dumps(document, indent=2) if style == "json" else _render_losses(document))
             return
         if accept_loss and (force or not losses["recoverable"]):
             placed = cluster.post(f"/losses/accept?id={broker_id}" + ("&force=true" if force else ""))
@@ -279,6 +282,11 @@ def remove(
     if row is not None:
         _check_removable(row, force or runs_here)
     if dry_run:
+        if row is None:
+            raise NotFound(
+                f"there is no broker {broker_id}",
+                hint="`tidelog broker list` shows them; what an interrupted removal has left goes without --dry-run",
+            )
         output.emit(
             json.dumps(row, indent=2) if style == "json" else f"broker {broker_id} owns nothing: nothing is lost"
         )
@@ -319,7 +327,7 @@ def _wait_recovered(cluster: ClusterConnection, broker_id: int, timeout_s: float
 
 
 def _render_losses(losses: Row) -> str:
-    if losses["recoverable"]:
+    if not losses["given_up"]:
         return f"nothing would be lost: others recover the partitions of broker {losses['broker']} from the bucket"
     rows = [[one["topic"], one["partition"], one["end_offset"]] for one in losses["partitions"]]
     table = output.table(["TOPIC", "PARTITION", "GOES-ON-AT"], rows, right=["PARTITION", "GOES-ON-AT"])
@@ -327,10 +335,14 @@ def _render_losses(losses: Row) -> str:
         lost = "no controller knows the amount: all records written since its last uploads"
     else:
         when = output.moment(losses["told_ms"])
-        lost = f"{losses['wal_bytes']:,} bytes of its WAL were not in the bucket when it was last heard of, {when}"
+        where = "not uploaded" if losses["recoverable"] else "not in the bucket"
+        lost = f"{losses['wal_bytes']:,} bytes of its WAL were {where} when it was last heard of, {when}"
+    instead = "if its disk can be read, start the broker over it instead: then nothing is lost"
+    if losses["recoverable"]:
+        instead = "without --force others recover them from the bucket: then nothing is lost"
     return (
         f"{table}\n\nrecords of these partitions from these offsets on would be lost: {lost}\n"
-        f"if its disk can be read, start the broker over it instead: then nothing is lost (wal.kind is {losses['wal']})"
+        f"{instead} (wal.kind is {losses['wal']})"
     )
 
 
