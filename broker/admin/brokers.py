@@ -1,7 +1,8 @@
 """Brokers over admin HTTP: list, drain and remove.
 
     GET  /brokers          each with `state`: alive, dead, draining (its partitions are moved) or drained (done), its
-                           partitions, and the numbers moving from it and to it
+                           partitions, and the numbers moving from it and to it; `refusal`: why its removal would be
+                           refused now, `problem` and `hint`, or null
     GET  /brokers/plan     ?id=ID: `moves`, the targets of a drain
     POST /brokers/drain    ?id=ID&cancel=true
     POST /brokers/remove   ?id=ID: removes a drained or dead broker that owns nothing, then ends its WAL in the bucket:
@@ -25,6 +26,7 @@ from tidelog.broker.admin.answers import flag, integer, json_answer
 from tidelog.controller.active.drain_plan import is_drained, plan_drain_of
 from tidelog.controller.image.leading import led_sets, partitions_led
 from tidelog.controller.model.records import BUCKET_WAL, BrokerRecord, DrainMode
+from tidelog.controller.model.removal import removal_refusal
 from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound
 from tidelog.storage.wal.s3.removed import RemovedWal
 
@@ -80,8 +82,16 @@ class BrokerRoutes:
                 row.id != record.id and (row.replica(record.id) is not None or record.id in row.assigned)
                 for row in image.replication.values()
             )
-            rows.append(_row(record, counts, is_drained(image, record.id)))
+            refusal = self._refusal(record, coming[record.id])
+            rows.append({**_row(record, counts, is_drained(image, record.id)), "refusal": refusal})
         return json_answer({"brokers": rows})
+
+    def _refusal(self, record: BrokerRecord, incoming: int) -> dict[str, Any] | None:
+        """Return why the controllers would not remove a broker. It may be stopped for its removal, for good."""
+        image = self._controller.image
+        owned, is_led = image.index.partition_counts.get(record.id, 0), image.master_of(record.id) is not None
+        found = removal_refusal(record, owned, incoming, is_led=is_led, replication=image.replication.values())
+        return None if found is None else {"problem": found.message, "hint": found.hint}
 
     async def _plan(self, request: web.Request) -> web.Response:
         broker = self._broker(_id(request))

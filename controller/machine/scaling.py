@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import msgspec
 
+from tidelog.controller.machine.moves import live_replica_set
 from tidelog.controller.machine.nodes import Kept, keep
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.commands import BeginRestart, DrainBroker, RemoveBroker
-from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, RestartRefused, StaleBrokerEpoch
+from tidelog.controller.model.errors import NoPlaceToDrain, RestartRefused, StaleBrokerEpoch
 from tidelog.controller.model.levels import level_key
 from tidelog.controller.model.records import NO_BROKER, BrokerRecord, DrainMode
+from tidelog.controller.model.removal import removal_refusal
 from tidelog.controller.model.restart import restart_hindrances
 from tidelog.controller.model.wal_notes import note_key
 from tidelog.runtime.errors import InvalidInput, NotFound
@@ -97,21 +99,11 @@ def remove_broker(tables: Tables, command: RemoveBroker) -> None:
     """See `RemoveBroker`. Raises `NotFound`, `BrokerNotDrained`."""
     record = _broker(tables, command.broker_id)
     owned = tables.index.partition_counts.get(record.id, 0)
-    if owned:
-        raise BrokerNotDrained(
-            f"broker {record.id} owns {owned} partitions"
-            + ("" if record.alive else ", and it is dead: its WAL holds their records that are not uploaded"),
-            hint=f"`tidelog broker drain {record.id}` moves them"
-            + ("" if record.alive else "; start the broker for that"),
-        )
     incoming = sum(1 for key in tables.index.moving if _target(tables, key) == record.id)
-    if incoming:
-        raise BrokerNotDrained(f"{incoming} partitions are moving to broker {record.id}", hint="drain it first")
-    if record.alive and record.draining != DrainMode.OPERATOR:
-        raise BrokerNotDrained(
-            f"broker {record.id} is alive, and partitions may be placed on it at any time",
-            hint=f"`tidelog broker drain {record.id}` first",
-        )
+    is_led = live_replica_set(tables, record.id) is not None
+    refusal = removal_refusal(record, owned, incoming, is_led=is_led, replication=tables.replication.values())
+    if refusal is not None:
+        raise refusal
     replica_set = tables.replica_sets.get(record.id)
     assert replica_set is not None, record.id  # created by the registration
     _leave_other_sets(tables, record.id)
@@ -132,17 +124,11 @@ def remove_broker(tables: Tables, command: RemoveBroker) -> None:
 
 
 def _leave_other_sets(tables: Tables, broker_id: int) -> None:
-    """Take back assignments of replicas that have not joined. Raises `BrokerNotDrained` if one has.
+    """Take back assignments of replicas that have not joined.
 
     The broker's own set owns nothing: it is deleted, and its other members delete their copies.
     """
     assigned = [row for row in tables.replication.values() if row.id != broker_id and broker_id in row.assigned]
-    joined = sorted(row.id for row in assigned if row.replica(broker_id) is not None)
-    if joined:
-        raise BrokerNotDrained(
-            f"broker {broker_id} has replicas of replica sets {joined}",
-            hint=f"`tidelog broker drain {broker_id}` has them replaced; it leaves these sets when others are in sync",
-        )
     for row in assigned:
         places = (row.assigned, row.leaving, row.learning)
         stay, leaving, learning = (tuple(each for each in ids if each != broker_id) for ids in places)

@@ -24,11 +24,18 @@ from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.kafka.services import nothing_to_prepare
 from tidelog.cli.client import ClusterConnection
 from tidelog.cli.subcommands.broker import remove
+from tidelog.config import load
 from tidelog.controller.model import commands as c
-from tidelog.runtime.errors import NotFound, TidelogError
+from tidelog.controller.model import replica_set_commands as r
+from tidelog.controller.model.records import DrainMode
+from tidelog.controller.model.replication import PolicyRecord
+from tidelog.process import cluster_layout
+from tidelog.process.up_control import ControlServer
+from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 from tidelog.storage.bucket.memory import MemoryObjectStore
 
-GONE, LIVE = 1, 2
+GONE, LIVE = 4, 1
+"""Nodes 1 to 3 of the directory have controllers, too."""
 TOPIC = bytes(range(16))
 
 
@@ -83,6 +90,34 @@ class RemovalWorld:
         registration = self.driver.image.brokers[broker].registration_epoch
         self.driver.run(c.SetBrokerAlive(broker, registration, False))
 
+    def join(self, replica_set: int, broker: int) -> None:
+        registration = self.image.brokers[broker].registration_epoch
+        self.driver.run(r.AddReplica(replica_set, broker, registration, f"wal-{broker}"))
+
+    def have_followed(self, home: int, follower: int) -> None:
+        """The home set of a broker has another member, which is in sync."""
+        self.driver.run(r.SetReplicaSetPolicy(home, PolicyRecord(2, 2, 1)))
+        for each in (home, follower):
+            self.join(home, each)
+        record, told = (
+            self.image.replica_sets[home],
+            [r.ReportedMember(each, f"wal-{each}") for each in (home, follower)],
+        )
+        registration = self.image.brokers[home].registration_epoch
+        epochs = (record.master_epoch, record.sync_state_set_epoch)
+        self.driver.run(r.AlterSyncStateSet(home, home, registration, *epochs, tuple(told), 2))
+
+    def fail_over(self, home: int, follower: int) -> None:
+        """The broker dies, and the other member of its home set leads it."""
+        self.die(home)
+        self.driver.run(r.BeginElection(home, self.image.replica_sets[home].master_epoch, "test"))
+        epoch, registration = (
+            self.image.replica_sets[home].master_epoch,
+            self.image.brokers[follower].registration_epoch,
+        )
+        self.driver.run(r.PromiseEpoch(home, epoch, follower, registration, f"wal-{follower}", 1, 0, 0))
+        assert self.image.replica_sets[home].master == follower
+
     def answer(self, method: str, path: str) -> tuple[int, bytes]:
         if method == "POST":
             self.posts.append(path)
@@ -133,6 +168,46 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[RemovalWo
         server.server_close()
 
 
+class UpOfRemoval:
+    """The socket and the files of the `tidelog up` of the brokers, without their processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.loaded = load(None, {}, [("node.data_dir", str(directory))])
+        nodes = cluster_layout.plan(self.loaded, GONE)
+        self.running = {each.config.node.id: f"host:{9_000 + each.config.node.id}" for each in nodes}
+        self.files = directory / f"node-{GONE}"
+        self.asked: list[str] = []
+
+    async def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "list":
+            return {"brokers": {str(each): address for each, address in self.running.items()}}
+        self.asked.append(request["do"])
+        if request["do"] == "stop":
+            cluster_layout.drop_broker(self.loaded, request["id"], [*self.running])
+            del self.running[request["id"]]
+        else:
+            cluster_layout.forget_broker(self.loaded, request["id"])
+        return {"id": request["id"]}
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[UpOfRemoval]:
+    up = UpOfRemoval(tmp_path / "up")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = ControlServer(up.directory, up.handle)
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    try:
+        yield up
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
 def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(remove, [*map(str, arguments), "--bootstrap", "127.0.0.1:1"])
 
@@ -161,3 +236,53 @@ def test_a_dry_run_does_not_say_of_a_broker_that_there_is_none_that_nothing_is_l
     world.register(LIVE)
     for arguments in (["7", "--dry-run"], ["7"]):
         assert isinstance(invoke(*arguments).exception, NotFound), arguments
+
+
+# --- what a running `tidelog up` stops ---------------------------------------------------------------------------
+
+
+def test_a_drained_broker_is_stopped_removed_and_its_files_are_deleted(world: RemovalWorld, up: UpOfRemoval) -> None:
+    for broker in (GONE, LIVE):
+        world.register(broker)
+    world.driver.run(c.DrainBroker(GONE, DrainMode.OPERATOR))
+    done = invoke(str(GONE), "--data-dir", up.directory)
+    assert done.exit_code == 0, done.exception
+    assert up.asked == ["stop", "forget"] and not up.files.exists()
+
+
+def test_a_drained_broker_that_still_has_replicas_is_not_stopped(world: RemovalWorld, up: UpOfRemoval) -> None:
+    for broker in (GONE, LIVE):
+        world.register(broker)
+    world.have_followed(LIVE, GONE)
+    world.driver.run(c.DrainBroker(GONE, DrainMode.OPERATOR))
+    refused = invoke(str(GONE), "--data-dir", up.directory)
+    assert isinstance(refused.exception, InvalidInput)
+    assert f"broker {GONE} has replicas of replica sets [{LIVE}]" in refused.exception.message
+    dry = invoke(str(GONE), "--data-dir", up.directory, "--dry-run")
+    assert isinstance(dry.exception, InvalidInput)
+    assert up.asked == [] and world.posts == []
+
+
+def test_a_broker_that_dies_again_and_again_is_not_stopped_while_others_lead_what_it_owns(
+    world: RemovalWorld, up: UpOfRemoval
+) -> None:
+    for broker in (GONE, LIVE):
+        world.register(broker)
+    world.driver.run(c.CreateTopic(TOPIC, "t", 2, {}, False, False, (GONE, GONE)))
+    world.have_followed(GONE, LIVE)
+    world.fail_over(GONE, LIVE)
+    refused = invoke(str(GONE), "--data-dir", up.directory)
+    assert isinstance(refused.exception, InvalidInput)
+    assert f"broker {GONE} owns 2 partitions" in refused.exception.message
+    assert refused.exception.hint == f"`tidelog broker drain {GONE}` moves them", "it need not live for that"
+    assert up.asked == [] and world.posts == []
+
+
+def test_a_broker_is_not_stopped_where_no_other_one_lives_to_remove_it(world: RemovalWorld, up: UpOfRemoval) -> None:
+    for broker in (GONE, LIVE):
+        world.register(broker)
+    world.driver.run(c.DrainBroker(GONE, DrainMode.OPERATOR))
+    world.die(LIVE)
+    refused = invoke(str(GONE), "--data-dir", up.directory)
+    assert isinstance(refused.exception, Unavailable)
+    assert up.asked == [] and world.posts == []

@@ -276,7 +276,7 @@ def remove(
                 f"{placed['partitions']} partitions of broker {broker_id} continue without the records of its WAL",
                 err=True,
             )
-            row = {**row, "partitions": 0}
+            row = {**row, "partitions": 0, "refusal": None}
         elif losses["recoverable"]:
             row = _wait_recovered(cluster, broker_id, timeout_s)
     if row is not None:
@@ -291,11 +291,11 @@ def remove(
             json.dumps(row, indent=2) if style == "json" else f"broker {broker_id} owns nothing: nothing is lost"
         )
         return
-    if runs_here:
-        up_control.ask(directory, {"do": "stop", "id": broker_id})
     others = [one for each, one in rows.items() if each != broker_id and one["state"] != "dead" and one["admin_url"]]
     if not others:
         raise Unavailable(f"no other broker is alive to remove broker {broker_id} from the metadata")
+    if runs_here:
+        up_control.ask(directory, {"do": "stop", "id": broker_id})
     answer = cluster.at(others[0]["admin_url"]).post(f"/brokers/remove?id={broker_id}")
     if runs_here:
         up_control.ask(directory, {"do": "forget", "id": broker_id})
@@ -376,5 +376,8 @@ def _check_removable(row: Row, may_live: bool) -> None:
             f"{name} is alive, and partitions may be placed on it at any time",
             hint=f"`tidelog broker drain {row['id']}` first",
         )
+    refusal = row.get("refusal")  # an older version does not tell
+    if refusal is not None:
+        raise InvalidInput(refusal["problem"], hint=refusal["hint"])
     if row["state"] != "dead" and not may_live:
         raise InvalidInput(f"the process of {name} is still running", hint="stop it first, or fence it with --force")
