@@ -31,7 +31,7 @@ from tidelog.controller.model.records import DrainMode
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.process import cluster_layout
 from tidelog.process.up_control import ControlServer
-from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
+from tidelog.runtime.errors import InvalidInput, NotFound, StorageFailed, TidelogError, Unavailable
 from tidelog.storage.bucket.memory import MemoryObjectStore
 
 GONE, LIVE = 4, 1
@@ -61,6 +61,8 @@ class RemovalWorld:
         self.driver = Driver()
         self.url = ""
         self.posts: list[str] = []
+        self.interrupt = ""
+        """When a removal ends without an answer: `before` or `after` the controllers have removed the broker."""
         controller, store = cast("Any", self), MemoryObjectStore()
         self._routes = [
             *BrokerRoutes(controller, lambda _: cast("Any", NoWal()), nothing_to_prepare).routes(),
@@ -75,7 +77,10 @@ class RemovalWorld:
         return {"members": [{"not_uploaded": {str(GONE): [4_096, 1_000]}}]}
 
     async def remove_broker(self, broker_id: int) -> None:
-        self.driver.run(c.RemoveBroker(broker_id))
+        if self.interrupt != "before":
+            self.driver.run(c.RemoveBroker(broker_id))
+        if self.interrupt:
+            raise Unavailable("interrupted")
 
     async def abandon(self, replica_set: int, epoch: int, keys: Any, *, force: bool) -> tuple[int, int]:
         left, following = self.driver.run(c.Abandon(replica_set, epoch, tuple(keys), force))
@@ -178,11 +183,16 @@ class UpOfRemoval:
         self.running = {each.config.node.id: f"host:{9_000 + each.config.node.id}" for each in nodes}
         self.files = directory / f"node-{GONE}"
         self.asked: list[str] = []
+        self.interrupt_at = ""
+        """What it is asked for when the command ends."""
 
     async def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "list":
-            return {"brokers": {str(each): address for each, address in self.running.items()}}
+            brokers = {str(each): address for each, address in self.running.items()}
+            return {"brokers": brokers, "removed": cluster_layout.removed_brokers(self.loaded)}
         self.asked.append(request["do"])
+        if request["do"] == self.interrupt_at:
+            raise StorageFailed("interrupted")
         if request["do"] == "stop":
             cluster_layout.drop_broker(self.loaded, request["id"], [*self.running])
             del self.running[request["id"]]
@@ -286,3 +296,49 @@ def test_a_broker_is_not_stopped_where_no_other_one_lives_to_remove_it(world: Re
     refused = invoke(str(GONE), "--data-dir", up.directory)
     assert isinstance(refused.exception, Unavailable)
     assert up.asked == [] and world.posts == []
+
+
+# --- asked again -------------------------------------------------------------------------------------------------
+
+
+def test_a_removal_that_ended_after_the_broker_was_stopped_is_finished(world: RemovalWorld, up: UpOfRemoval) -> None:
+    for broker in (GONE, LIVE):
+        world.register(broker)
+    world.driver.run(c.DrainBroker(GONE, DrainMode.OPERATOR))
+    world.interrupt = "before"
+    assert invoke(str(GONE), "--data-dir", up.directory).exit_code != 0
+    world.interrupt = ""
+    assert up.asked == ["stop"] and GONE in world.image.brokers
+    world.die(GONE)
+    assert invoke(str(GONE), "--data-dir", up.directory).exit_code == 0
+    assert GONE not in world.image.brokers and not up.files.exists()
+
+
+@pytest.mark.parametrize("at", ["after", "forget"])
+def test_a_removal_that_ended_after_the_controllers_had_removed_the_broker_is_finished(
+    world: RemovalWorld, up: UpOfRemoval, at: str
+) -> None:
+    for broker in (GONE, LIVE):
+        world.register(broker)
+    world.driver.run(c.DrainBroker(GONE, DrainMode.OPERATOR))
+    world.interrupt, up.interrupt_at = "after" if at == "after" else "", at
+    assert invoke(str(GONE), "--data-dir", up.directory).exit_code != 0
+    assert GONE not in world.image.brokers and up.files.exists()
+    world.interrupt = up.interrupt_at = ""
+    dry = invoke(str(GONE), "--data-dir", up.directory, "--dry-run")
+    assert dry.exit_code == 0 and "its files" in dry.output and up.files.exists()
+    done = invoke(str(GONE), "--data-dir", up.directory)
+    assert done.exit_code == 0, done.exception
+    assert not up.files.exists()
+    assert isinstance(invoke(str(GONE), "--data-dir", up.directory).exception, NotFound)
+
+
+def test_files_of_another_clusters_broker_of_that_id_are_kept(world: RemovalWorld, up: UpOfRemoval) -> None:
+    for broker in (GONE, LIVE):
+        world.register(broker)
+    cluster_layout.drop_broker(up.loaded, GONE, [*up.running])
+    del up.running[GONE]
+    up.running = dict.fromkeys(up.running, "elsewhere:9092")
+    world.die(GONE)
+    assert invoke(str(GONE), "--data-dir", up.directory).exit_code == 0
+    assert up.asked == [] and up.files.exists()

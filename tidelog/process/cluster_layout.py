@@ -167,15 +167,30 @@ def drop_broker(loaded: Loaded, node_id: int, running: list[int]) -> Loaded | No
     return _node(loaded, layout, node_id) if str(node_id) in layout.controllers else None
 
 
+def removed_brokers(loaded: Loaded) -> list[int]:
+    """Return the ids of removed brokers whose files are still here. Raises `CorruptData`."""
+    directory = Path(loaded.config.node.data_dir)
+    layout = _read(directory / LAYOUT_FILE)
+    if layout is None or not layout.brokers:
+        return []
+    ids = (each for each in range(1, layout.last_id + 1) if each not in layout.brokers)
+    return [each for each in ids if _files_of(directory, layout, each).exists()]
+
+
 def forget_broker(loaded: Loaded, node_id: int) -> None:
     """Delete the files of a removed broker. The files of a controller on the same node are kept."""
     directory = Path(loaded.config.node.data_dir)
     layout = _read(directory / LAYOUT_FILE)
     if layout is None or not layout.brokers or node_id in layout.brokers or not 0 < node_id <= layout.last_id:
         raise InvalidInput(f"node {node_id} of {directory} is not a removed broker")
-    left = directory / f"node-{node_id}" / ("wal" if str(node_id) in layout.controllers else "")
+    left = _files_of(directory, layout, node_id)
     if left.exists():
         shutil.rmtree(left)  # remove the link to the bucket, not its target
+
+
+def _files_of(directory: Path, layout: ClusterLayout, node_id: int) -> Path:
+    """Return the folder of a removed broker, which may share its node with a controller."""
+    return directory / f"node-{node_id}" / ("wal" if str(node_id) in layout.controllers else "")
 
 
 def _changeable(directory: Path, running: list[int]) -> ClusterLayout:

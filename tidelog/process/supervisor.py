@@ -230,7 +230,8 @@ class Supervisor:
             raise Unavailable("this `tidelog up` is stopping")
         what, node_id = request.get("do"), request.get("id")
         if what == "list":
-            return {"brokers": {str(each): child.bootstrap for each, child in self._brokers().items()}}
+            brokers = {str(each): child.bootstrap for each, child in self._brokers().items()}
+            return {"brokers": brokers, "removed": cluster_layout.removed_brokers(self._loaded)}
         if what == "add":
             return await self._add()
         if what == "stop" and isinstance(node_id, int):

@@ -3,8 +3,9 @@
     DIR/up.sock     mode 0600: only the owner of the data directory's files may change its brokers
 
 One request per connection, a line of JSON: `{"do": "add" | "stop" | "forget" | "list", "id": ID}`; the response is one
-line, `{"done": …}` or `{"error": …, "hint": …}`. The length of a socket's path is limited to about 100 bytes, so both
-ends use a path through an open descriptor of the directory.
+line, `{"done": …}` or `{"error": …, "hint": …}`. `list` tells the addresses of the `brokers`, by id, and the ids of
+`removed` ones whose files are still there, because their removal ended before `forget`. The length of a socket's path
+is limited to about 100 bytes, so both ends use a path through an open descriptor of the directory.
 
 Entry: `ControlServer`, `ask`, `listens`.
 """

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -262,7 +263,7 @@ def remove(
     rows = {row["id"]: row for row in _rows(cluster)}
     row = rows.get(broker_id)
     directory = _directory(data_dir, cluster)
-    runs_here = _runs_here(directory, row)
+    here = _found_here(directory, rows, broker_id)
     if row is not None and row["state"] == "dead" and row["partitions"]:
         losses = cluster.get(f"/losses?id={broker_id}")
         forced = accept_loss and force and losses["wal"] == BUCKET_WAL
@@ -280,24 +281,22 @@ def remove(
         elif losses["recoverable"]:
             row = _wait_recovered(cluster, broker_id, timeout_s)
     if row is not None:
-        _check_removable(row, force or runs_here)
+        _check_removable(row, force or here.runs)
     if dry_run:
-        if row is None:
-            raise NotFound(
-                f"there is no broker {broker_id}",
-                hint="`tidelog broker list` shows them; what an interrupted removal has left goes without --dry-run",
-            )
-        output.emit(
-            json.dumps(row, indent=2) if style == "json" else f"broker {broker_id} owns nothing: nothing is lost"
-        )
+        _show_dry_run(broker_id, row, here, style)
         return
     others = [one for each, one in rows.items() if each != broker_id and one["state"] != "dead" and one["admin_url"]]
     if not others:
         raise Unavailable(f"no other broker is alive to remove broker {broker_id} from the metadata")
-    if runs_here:
+    if here.runs:
         up_control.ask(directory, {"do": "stop", "id": broker_id})
-    answer = cluster.at(others[0]["admin_url"]).post(f"/brokers/remove?id={broker_id}")
-    if runs_here:
+    try:
+        answer = cluster.at(others[0]["admin_url"]).post(f"/brokers/remove?id={broker_id}")
+    except NotFound:
+        if not here.left:
+            raise
+        answer = {"status": "removed", "id": broker_id, "wal_objects_deleted": 0}
+    if here.runs or here.left:
         up_control.ask(directory, {"do": "forget", "id": broker_id})
     if style == "json":
         output.emit(json.dumps(answer, indent=2))
@@ -346,15 +345,36 @@ def _render_losses(losses: Row) -> str:
     )
 
 
-def _runs_here(directory: Path, row: Row | None) -> bool:
-    """Whether the `tidelog up` on this directory runs the same broker."""
-    if row is None:
-        return False
+class _FoundHere(NamedTuple):
+    """What the `tidelog up` on a directory has of a broker."""
+
+    runs: bool
+    """It runs it."""
+    left: bool
+    """It has stopped it to be removed, and has its files: the removal was interrupted."""
+
+
+def _found_here(directory: Path, rows: Mapping[int, Row], broker_id: int) -> _FoundHere:
+    """Ask the `tidelog up` on this directory, if it is one of this cluster. `rows`: of the cluster's brokers, by id."""
     try:
-        running = up_control.ask(directory, {"do": "list"})["brokers"]
+        told = up_control.ask(directory, {"do": "list"})
     except Unavailable:
-        return False
-    return bool(running.get(str(row["id"])) == row["address"])
+        return _FoundHere(False, False)
+    runs = {each for each, row in rows.items() if told["brokers"].get(str(each)) == row["address"]}
+    return _FoundHere(broker_id in runs, bool(runs) and broker_id in told.get("removed", ()))
+
+
+def _show_dry_run(broker_id: int, row: Row | None, here: _FoundHere, style: str) -> None:
+    """Tell what a removal would do of a broker that owns nothing. Raises `NotFound` if it would find nothing."""
+    if row is None and not here.left:
+        raise NotFound(
+            f"there is no broker {broker_id}",
+            hint="`tidelog broker list` shows them; what an interrupted removal has left goes without --dry-run",
+        )
+    text = f"broker {broker_id} owns nothing: nothing is lost"
+    if row is None:
+        text = f"broker {broker_id} was removed: its files would be deleted"
+    output.emit(json.dumps(row, indent=2) if style == "json" else text)
 
 
 def _check_removable(row: Row, may_live: bool) -> None:
