@@ -9,7 +9,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from aiohttp.test_utils import make_mocked_request
 from click.testing import CliRunner, Result
 
 from tests.controller.controller_helpers import Driver
+from tests.support.scripted_admin import scripted_admin
 from tidelog.broker.admin.answers import status_of
 from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.losses import LossRoutes
@@ -141,36 +141,10 @@ class RemovalWorld:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[RemovalWorld]:
     world = RemovalWorld()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply()
-
-        def do_POST(self) -> None:
-            self.reply()
-
-        def reply(self) -> None:
-            status, body = world.answer(self.command, self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    world.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(ClusterConnection, "admin_url", world.url)
-    monkeypatch.chdir(tmp_path)
-    try:
+    with scripted_admin(world.answer) as world.url:
+        monkeypatch.setattr(ClusterConnection, "admin_url", world.url)
+        monkeypatch.chdir(tmp_path)
         yield world
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class UpOfRemoval:

@@ -22,7 +22,7 @@ from tidelog.cli.options import admin_options, config_options, format_option, lo
 from tidelog.cli.subcommands import object_jobs
 from tidelog.cli.subcommands.quarantine import quarantine
 from tidelog.cli.subcommands.status import GOOD_STATES
-from tidelog.runtime.errors import CorruptData, NotFound, Unavailable
+from tidelog.runtime.errors import CorruptData, NotFound, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
 T = TypeVar("T")
@@ -146,17 +146,32 @@ def _render_object(document: dict[str, Any]) -> str:
 @format_option
 @admin_options
 def verify(object_ids: tuple[int, ...], style: str, bootstrap: str) -> None:
-    """Read and check every byte of all objects, or of the given ones. Exits 7 if a problem is found."""
+    """Read and check every byte of all objects, or of the given ones. Exits 7 if a problem is found.
+
+    What was found is shown, and exits 7, although a broker or the bucket fails before the end.
+    """
     cluster = ClusterConnection(bootstrap)
     findings: list[dict[str, Any]] = []
-    last = _ask(lambda: _follow(cluster, object_ids, findings))
-    _ask(lambda: _tell_others(cluster, object_ids, findings))
-    document = {"objects": last["objects"], "bytes": last["bytes"], "findings": findings}
+    counted = {"objects": 0, "bytes": 0}
+    problem = None
+    try:
+        _ask(lambda: _follow(cluster, object_ids, findings, counted))
+    except Unavailable as error:
+        if not findings:
+            raise
+        problem = error.message
+    else:
+        _tell_others(cluster, object_ids, findings)
+    document: dict[str, Any] = {**counted, "findings": findings}
+    if problem is not None:
+        document["problem"] = problem
 
     def render(document: dict[str, Any]) -> str:
         checked = f"{document['objects']} objects, {output.size(document['bytes'])} checked"
         if not findings:
             return f"sound: {checked}"
+        if problem is not None:
+            checked += f", and the others not: {problem}"
         rows = [row for one in findings for row in _finding_rows(one)]
         return f"{output.table(_FINDING_HEADERS, rows, right=['OBJECT', 'BYTE', 'START', 'END'])}\n\nDAMAGED: {checked}"
 
@@ -183,23 +198,34 @@ def _finding_rows(finding: dict[str, Any]) -> Iterator[list[Any]]:
 def _tell_others(cluster: ClusterConnection, object_ids: tuple[int, ...], findings: list[dict[str, Any]]) -> None:
     """Have each other broker verify what it takes for damaged or does not compact, so that it learns what is sound.
 
-    Each keeps its own list. One that does not answer keeps it until the next verification. Raises `Unavailable` if a
-    broker aborts.
+    Each keeps its own list. Of one that does not answer, or aborts, it is warned: it keeps it until the next time.
     """
-    status = cluster.get("/status")
     known = [(one["object"], one["part"], one["position"]) for one in findings]
+    try:
+        status = cluster.get("/status")
+    except TidelogError as error:
+        output.warn(f"the other brokers keep what they take for damaged: {error.message}")
+        return
     for row in status["nodes"]:
         if row["id"] == status["node_id"] or not row["admin_url"] or row["state"] not in GOOD_STATES:
             continue
         theirs: list[dict[str, Any]] = []
-        _follow(cluster.at(row["admin_url"]), object_ids, theirs, suspects=True)
+        try:
+            _follow(cluster.at(row["admin_url"]), object_ids, theirs, {}, suspects=True)
+        except TidelogError as error:
+            output.warn(f"broker {row['id']} keeps what it takes for damaged: {error.message}")
         findings += [one for one in theirs if (one["object"], one["part"], one["position"]) not in known]
 
 
 def _follow(
-    cluster: ClusterConnection, object_ids: tuple[int, ...], findings: list[dict[str, Any]], *, suspects: bool = False
-) -> dict[str, Any]:
-    """Collect the findings while the broker checks; return its last line. Raises `Unavailable` if it aborts."""
+    cluster: ClusterConnection,
+    object_ids: tuple[int, ...],
+    findings: list[dict[str, Any]],
+    counted: dict[str, int],
+    *,
+    suspects: bool = False,
+) -> None:
+    """Collect the findings, and count what is checked, while the broker checks. Raises `Unavailable` if it aborts."""
     query = urlencode([*(("id", each) for each in object_ids), *([("suspects", "true")] if suspects else [])])
     with ProgressBar("verifying") as progress:
         total = 0
@@ -208,14 +234,15 @@ def _follow(
             if event == "start":
                 total = line["bytes"]
                 progress.update(0, total)
-            elif event == "progress":
+            elif event in ("progress", "done"):
+                counted.update(objects=line["objects"], bytes=line["bytes"])
                 progress.update(line["bytes"], total)
             elif event == "finding":
                 findings.append({key: value for key, value in line.items() if key != "event"})
             elif event == "error":
                 raise Unavailable(f"object {line['object']}: {line['error']}", hint=line["hint"])
-            elif event == "done":
-                return line
+            if event == "done":
+                return
     raise Unavailable("the verification was cut short", hint="try again; see `tidelog status`")
 
 
