@@ -6,15 +6,19 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner
 
+from tests.e2e.backends import create_topic
+from tests.support.cli import Cli
+from tests.support.cluster import Cluster
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.subcommands.wal import drain
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import NotFound, Unavailable
 
 Document = dict[str, Any]
 
@@ -91,3 +95,35 @@ def test_the_end_of_the_time_is_told_with_the_brokers_that_are_left(admin: Admin
     assert isinstance(done.exception, Unavailable)
     assert "the logs of brokers [1] were not committed within 1 s" in str(done.exception)
     assert len(admin.waits_ms) > 1
+
+
+@pytest.mark.parametrize("admin", [0, 1 << 30], indirect=True)
+def test_what_the_controllers_knew_of_a_broker_that_lives_is_not_believed_before_it_has_uploaded(
+    admin: AdminOfSlowUploads,
+) -> None:
+    admin.committed = True
+    done = CliRunner().invoke(drain, ["--timeout", "1", "--bootstrap", "127.0.0.1:1"])
+    assert admin.waits_ms
+    assert isinstance(done.exception, Unavailable) == bool(admin.slow), done.exception
+
+
+@pytest.mark.parametrize("admin", [0], indirect=True)
+def test_without_a_log_that_anything_is_known_of_nothing_is_said_to_be_committed(
+    admin: AdminOfSlowUploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, _path: {"wals": []})
+    assert isinstance(CliRunner().invoke(drain, ["--bootstrap", "127.0.0.1:1"]).exception, NotFound)
+    assert admin.waits_ms == []
+
+
+@pytest.mark.processes
+def test_records_that_the_controllers_have_not_heard_of_are_waited_for(tmp_path: Path) -> None:
+    with Cluster(tmp_path, brokers=1, age_ms=600_000) as cluster:
+        cli = Cli(cluster.bootstrap)
+        create_topic(cluster.bootstrap, "t", 1)
+        cli("produce", "t", stdin=b"one\n")
+        assert "of 1 broker is committed" in cli("wal", "drain").text
+        cluster.run(cluster.controller.close())
+        cli("produce", "t", stdin=b"two\n")
+        assert not cluster.storage(1).is_all_committed
+        assert "not committed within 3 s" in cli("wal", "drain", "--timeout", 3, code=5).err

@@ -234,9 +234,10 @@ def _upload_all(
     """Have all logs uploaded; return their rows when that is committed. Raises `Unavailable`."""
     deadline = time.monotonic() + timeout_s
     uploaded: dict[int, int] = {}
+    answered: set[int] = set()
     while True:
         rows = _drainable(cluster, broker_id)
-        left = [row for row in rows if not _is_uploaded(row, uploaded)]
+        left = [row for row in rows if not _is_uploaded(row, uploaded, answered)]
         progress.update(len(rows) - len(left), len(rows))
         if not left:
             return rows
@@ -246,7 +247,7 @@ def _upload_all(
                 hint="stop the producers; `tidelog status` shows whether uploads fail",
             )
         for row in left:
-            if _is_uploaded(row, uploaded) or (_is_replicated(row) and not row["alive"]):
+            if _is_uploaded(row, uploaded, answered) or (_is_replicated(row) and not row["alive"]):
                 continue  # with another one of the same master; or that is being elected
             if not row["alive"]:
                 raise Unavailable(
@@ -258,23 +259,26 @@ def _upload_all(
             with contextlib.suppress(StillUnderWay):  # asked again until the deadline
                 answer = http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
                 uploaded |= {int(each): epoch for each, epoch in answer.get("master_epochs", {}).items()}
+                answered.add(row["broker"])
         time.sleep(POLL_S)
 
 
-def _is_uploaded(row: dict[str, Any], uploaded: dict[int, int]) -> bool:
+def _is_uploaded(row: dict[str, Any], uploaded: dict[int, int], answered: set[int]) -> bool:
     """Return whether all of a log is committed. `uploaded`: in which master epochs masters have said so.
 
-    Of a log with replicas the controllers do not know it; its master's word counts while that is the master.
+    Of a log with replicas the controllers do not know it; its master's word counts while that is the master. Of another
+    one they may not have heard of its last records, so its broker, if it lives, is among those that have `answered`.
     """
     if _is_replicated(row):
         return bool(uploaded.get(row["broker"]) == row["master_epoch"])
-    return bool(row["committed"])
+    return bool(row["committed"]) and (not row["alive"] or row["broker"] in answered)
 
 
 def _drainable(cluster: ClusterConnection, broker_id: int | None) -> list[dict[str, Any]]:
     rows = [row for row in cluster.get("/wals")["wals"] if broker_id in (None, row["broker"])]
-    if broker_id is not None and not rows:
-        raise NotFound(f"nothing is known of a log of broker {broker_id}", hint="`tidelog wal list` shows them")
+    if not rows:
+        whose = "any log" if broker_id is None else f"a log of broker {broker_id}"
+        raise NotFound(f"nothing is known of {whose}", hint="`tidelog wal list` shows them")
     return rows
 
 
