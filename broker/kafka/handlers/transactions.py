@@ -65,7 +65,7 @@ def without_transactions(services: Services) -> str | None:
         return None
     return (
         f"transactions are served from feature level {TRANSACTIONS_LEVEL} on; the cluster is at level {level}: "
-        "run `tidelog upgrade` when all brokers have the new version"
+        "run `tidelog cluster upgrade` when all brokers have the new version"
     )
 
 
