@@ -303,8 +303,8 @@ async def test_the_coordinator_of_a_transactional_id_is_found(version: int) -> N
 async def test_below_the_feature_level_everything_is_refused_and_nothing_is_written() -> None:
     async with transactions(level=TRANSACTIONS_LEVEL - 1) as (world, client):
         assert (await init(client)).error_code == 35
-        found = await client.send(FIND, 6, key_type=1, coordinator_keys=["tx"])
-        assert found.coordinators[0].error_code == 53 and "`tidelog cluster upgrade`" in found.coordinators[0].error_message
+        (found,) = (await client.send(FIND, 6, key_type=1, coordinator_keys=["tx"])).coordinators
+        assert found.error_code == 53 and "`tidelog cluster upgrade`" in found.error_message
         assert set((await add(client, 3, (1, 0))).values()) == {48}
         assert (await end(client, 4, (1, 0))).error_code == 48
         assert world.log(TRANSACTION_TOPIC, 0).log_end_offset == world.log(TRANSACTION_TOPIC, 1).log_end_offset == 0
