@@ -75,6 +75,8 @@ class ClusterConnection:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self._addresses = [_parse_address(part) for part in bootstrap.split(",")]
+        self._one_broker = False
+        """Only the broker with `admin_url` is asked."""
 
     def client_config(self) -> dict[str, Any]:
         """The configuration of every librdkafka client of this cluster. Raises `Unavailable` if no address accepts."""
@@ -171,9 +173,10 @@ class ClusterConnection:
         return self._admin_url_of(brokers[-1], REQUEST_TIMEOUT_S)
 
     def at(self, admin_url: str) -> ClusterConnection:
-        """The same cluster, accessed through the broker with this admin HTTP."""
+        """The same cluster, accessed through the broker with this admin HTTP. No other one answers in its place."""
         other = ClusterConnection(self.bootstrap)
         other.admin_url = admin_url
+        other._one_broker = True
         return other
 
     def _nearest_first(self) -> list[int]:
@@ -229,7 +232,7 @@ class ClusterConnection:
         try:
             return http_json(self.admin_url, path)
         except Unavailable:
-            if not known:
+            if not known or self._one_broker:
                 raise
             del self.admin_url  # the address may change when a broker restarts
             return http_json(self.admin_url, path)

@@ -8,7 +8,7 @@ changes nothing. Ctrl-C ends a compaction: committed results are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -48,16 +48,17 @@ def compact(topics: tuple[str, ...], eager: bool, unthrottled: bool, dry_run: bo
     """Merge small objects into large ones now, as brokers do in the background. Exits 5 if a task was abandoned."""
     query = [("topic", name) for name in topics] + [("eager", "true")] * eager
     brokers = _brokers(ClusterConnection(bootstrap))
-    states = {broker: one.get(f"/compaction?{urlencode(query)}") for broker, one in brokers.items()}
+    states, failures = _states(brokers, query)
     if dry_run:
         _show_plans(style, states)
+        if failures:
+            raise failures[0]
         return
     document = _nothing_done()
     due = [broker for broker, state in states.items() if state["plan"] or state["active"]]
-    if not due:
+    if not due and not failures:
         output.show(style, lambda: document, lambda _: _nothing_to_do(eager))
         return
-    failures: list[Unavailable] = []
     for broker in due:
         try:
             done = _run(brokers[broker], query + [("unthrottled", "true")] * unthrottled)
@@ -65,7 +66,7 @@ def compact(topics: tuple[str, ...], eager: bool, unthrottled: bool, dry_run: bo
             failures.append(error)  # the other brokers can still compact
         else:
             document = {key: document[key] + done[key] for key in document}
-    if len(failures) < len(due):
+    if len(failures) < len(brokers):
         output.show(style, lambda: document, _render_outcome)
     if failures:
         raise failures[0]
@@ -77,10 +78,25 @@ def compact(topics: tuple[str, ...], eager: bool, unthrottled: bool, dry_run: bo
         )
 
 
+def _states(
+    brokers: Mapping[int, ClusterConnection], query: Sequence[tuple[str, str]]
+) -> tuple[dict[int, dict[str, Any]], list[Unavailable]]:
+    """What each broker does and would do, and why others do not say. Raises `Unavailable` if none does."""
+    states, failures = {}, []
+    for broker, one in brokers.items():
+        try:
+            states[broker] = one.get(f"/compaction?{urlencode(query)}")
+        except Unavailable as error:
+            failures.append(error)
+    if not states:
+        raise failures[0]
+    return states, failures
+
+
 def _brokers(cluster: ClusterConnection) -> dict[int, ClusterConnection]:
     """Connections to each live broker, by id."""
     asked = cluster.get("/status")
-    found = {asked["node_id"]: cluster}
+    found = {asked["node_id"]: cluster.at(cluster.admin_url)}
     for node in asked["nodes"]:
         if "broker" not in node["roles"] or node["id"] in found:
             continue
