@@ -58,20 +58,20 @@ class RawDisk:
     def latencies(self, size: int, per_s: float, seconds: float) -> list[float]:
         """Seconds until each write of `size` bytes was synced, at `per_s` writes per second.
 
-        A write that is due while the previous one runs includes that wait, as do requests of a client that does not
-        wait for responses. The delay of the timer is not counted.
+        Writes that are due while another runs include that wait, as do requests of a client that does not wait for
+        responses. The delay of the timer is not counted.
         """
         data = os.urandom(size)
-        started = began = time.perf_counter()
+        started = woke = time.perf_counter()
         took = []
         for number in range(int(per_s * seconds)):
-            late = time.perf_counter() - (started + number / per_s)
-            if late < 0:
-                time.sleep(-late)
-            now = time.perf_counter()
-            waited = max(0.0, min(late, now - began))
-            began = now
-            took.append(waited + self.write(data))
+            due = started + number / per_s
+            early = due - time.perf_counter()
+            if early > 0:
+                time.sleep(early)
+                woke = time.perf_counter()
+            self.write(data)
+            took.append(time.perf_counter() - max(due, woke))
         return took
 
     def close(self) -> None:

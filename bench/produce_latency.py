@@ -5,7 +5,8 @@
 
 `raw` writes and syncs the size of a batch, in place, at the same rate (`bench.limit_disk`); `broker` is one raw socket
 that sends one Produce request with such a batch at those times, without waiting for the previous response. So the wait
-for the previous one counts in both, and the delay of the timer in neither, because it is the kernel's. They alternate.
+for the previous one counts in both, also where the socket is full and takes no request in time, and the delay of the
+timer in neither, because it is the kernel's. They alternate.
 
 `bare` is the same raw socket with `bench.limit_socket`, which reads the same requests and responds immediately: the
 time of sending, two wake-ups and receiving on this machine after 3 ms idle. No server on this disk and socket is faster
@@ -53,24 +54,29 @@ _INT32 = struct.Struct(">i")
 def raw_client(
     address: Address, topic: str, batch_bytes: int, per_s: float, seconds: float, put: Callable[[Any], None]
 ) -> None:
-    """Put the latencies, in seconds, of requests sent `per_s` times per second."""
+    """Put the latencies, in seconds, of requests sent `per_s` times per second.
+
+    Those that were due while another was being sent count from then: the server did not read in time. The delay of the
+    timer is not counted.
+    """
     frame = produce_frame(topic, 0, RECORD_BYTES, batch_bytes)
     one, scratch, filled = connect(address), memoryview(bytearray(1 << 16)), 0
     sent: deque[float] = deque()
     latencies: list[float] = []
     started = time.perf_counter() + 0.05
-    number, count = 0, int((seconds + WARM_UP_S) * per_s)
+    number, count, woke = 0, int((seconds + WARM_UP_S) * per_s), started
     while number < count or sent:
         next_at = started + number / per_s if number < count else float("inf")
         wait_s = next_at - time.perf_counter()
         if wait_s <= 0:
             one.settimeout(PATIENCE_S)
-            sent.append(time.perf_counter())
+            sent.append(max(next_at, woke))
             one.sendall(frame)
             number += 1
             continue
         if not sent:
             time.sleep(wait_s)
+            woke = time.perf_counter()
             continue
         one.settimeout(min(wait_s, PATIENCE_S))
         try:
@@ -78,8 +84,9 @@ def raw_client(
         except TimeoutError:
             if wait_s > PATIENCE_S:
                 raise
+            woke = time.perf_counter()
             continue
-        ended = time.perf_counter()
+        woke = ended = time.perf_counter()
         if not got:
             raise ConnectionError("the server closed the connection")
         filled, at = filled + got, 0
