@@ -30,6 +30,10 @@ ROWS_VARIABLE = "TIDELOG_BENCH_ROWS"
 """Environment variable with the file that `row` appends to, one JSON object per line."""
 QUICK_VARIABLE = "TIDELOG_BENCH_QUICK"
 """Environment variable that requests short runs (`python -m bench --quick`)."""
+ANSWERED = "acknowledged at the rate of the requests, share"
+"""The name of `answered_share` among a server's figures."""
+KEEPS_UP = 0.95
+"""A server that answers a smaller share has latencies of a queue, which grow with the time: goals say nothing there."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 spawned = multiprocessing.get_context("spawn")
 """Processes that share no state with their parent."""
@@ -66,6 +70,15 @@ class Spread:
 def percentile(values: Sequence[float], part: float) -> float:
     """The value that `part` (0–1) of `values` do not exceed."""
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
+
+
+def answered_share(took: Sequence[float], seconds: float) -> float:
+    """The share of requests, sent at a fixed rate for `seconds`, that a server answered at that rate: 1 if it keeps up.
+
+    Else each waits longer than the one before, and the last ones say how far it is behind.
+    """
+    behind_s = statistics.median(took[-max(1, len(took) // 10) :])
+    return seconds / (seconds + behind_s)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import kafka_cluster, replicated_produce
+from bench import kafka_cluster, peers, replicated_produce
 from bench._cluster_load import Failover, LatencyLoad, Throughput, failover, latencies, throughput
 from bench._clusters import KafkaCluster, TidelogCluster, leaders, parsed, running
-from bench._common import ROWS_VARIABLE, Row, read_rows
+from bench._common import ANSWERED, ROWS_VARIABLE, Row, answered_share, read_rows
 from bench._peers import new_cluster_id
 
 
@@ -73,6 +73,31 @@ def test_the_rows_beside_kafka_compare_medians(rows: Path) -> None:
     assert said[f"{kafka_cluster.P50}, beside kafka-synced"].holds is False
     assert said[f"{kafka_cluster.FIRST}, beside kafka-synced"].holds is True
     assert json.loads(rows.read_text().splitlines()[0])["figure"] == "2"
+
+
+def test_latencies_of_a_server_that_answers_too_slowly_grow_with_the_time() -> None:
+    """One that answers half as many requests as are sent owes a second of them after one, and two after two."""
+    for seconds in (1.0, 2.0):
+        sent = [number / 1_000 for number in range(int(1_000 * seconds))]
+        assert answered_share([1e-3] * len(sent), seconds) > 0.99
+        assert answered_share([max(1e-3, 2 * at - at) for at in sent], seconds) == pytest.approx(0.5, abs=0.02)
+        stalls_once = [0.3 if 0.4 < at < 0.5 else 1e-3 for at in sent]
+        assert answered_share(stalls_once, seconds) > 0.99
+
+
+@pytest.mark.parametrize(("share", "holds"), [(1.0, True), (0.5, None)])
+def test_nobody_is_ahead_of_a_queue(rows: Path, share: float, holds: bool | None) -> None:
+    """The latencies of a server that does not keep up say how long was measured: no goal is reached beside them."""
+    ours = {kafka_cluster.P50: 2.0, kafka_cluster.P99: 9.0, ANSWERED: 1.0}
+    theirs = {kafka_cluster.P50: 3000.0, kafka_cluster.P99: 6000.0, ANSWERED: share}
+    kafka_cluster.report({"tidelog": [ours], "kafka-synced": [theirs]})
+    peers.report({"tidelog": [ours], "kafka": [theirs]})
+    said = by_measure(rows)
+    for beside in ("kafka-synced", "kafka"):
+        for measure in (kafka_cluster.P50, kafka_cluster.P99):
+            row = said[f"{measure}, beside {beside}"]
+            assert row.holds is holds
+            assert ("does not keep up" in row.limit) == (holds is None)
 
 
 @pytest.mark.processes
