@@ -61,17 +61,15 @@ def minio(directory: Path) -> Iterator[tuple[str, int] | None]:
 
 
 @contextmanager
-def bucket(kind: str, base: str | None = None, **settings: Any) -> Iterator[Bucket | None]:
-    """Yield a new, empty bucket; None, with a printed line, if this machine cannot run its server."""
+def bucket(kind: str, base: str | None = None, **settings: Any) -> Iterator[Bucket]:
+    """Yield a new, empty bucket. Raises `SystemExit` if this machine cannot run its server: nothing is measured."""
     with scratch_directory(base) as directory:
         if kind == "embedded":
             yield Bucket(kind, S3Settings(**settings), directory, directory / EMBEDDED_BUCKET)
             return
         with minio(directory / "minio") as server:
             if server is None:
-                print("minio     cannot be run on this machine", flush=True)
-                yield None
-                return
+                raise SystemExit("minio cannot be run on this machine")
             s3 = S3Settings(
                 endpoint=server[0],
                 bucket=f"bench-{uuid.uuid4().hex[:8]}",

@@ -187,8 +187,7 @@ def main() -> None:
     for name in KINDS:
         if args.store in (name, "both"):
             with bucket(name, args.dir) as one:
-                if one is not None:
-                    uvloop.run(measure(one, args))
+                uvloop.run(measure(one, args))
 
 
 if __name__ == "__main__":

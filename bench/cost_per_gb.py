@@ -122,8 +122,6 @@ def main() -> None:
         if args.wal not in (wal, "both"):
             continue
         with bucket("minio", args.dir) as one, directory(args.dir) as data:
-            if one is None:
-                return
             port = free_port()
             settings = [*SETTINGS, f"wal.kind={wal}", f"s3.client={args.client}", f"admin.port={port}"]
             settings += [f"s3.endpoint={one.s3.endpoint}", f"s3.bucket={one.s3.bucket}"]

@@ -118,8 +118,7 @@ def main() -> None:
     for kind in KINDS:
         if args.store in (kind, "both"):
             with bucket(kind, args.dir, client=args.client) as one:
-                if one is not None:
-                    uvloop.run(measure(one, args))
+                uvloop.run(measure(one, args))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ import contextlib
 import json
 import os
 import random
-import sys
 import threading
 import time
 import urllib.request
@@ -432,7 +431,7 @@ def report_cost(cost: Cost) -> None:
     )
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=0.2 if quick() else 5.0)
     parser.add_argument("--keys", type=int, default=10_000 if quick() else 100_000)
@@ -444,8 +443,6 @@ def main() -> int:
     args = parser.parse_args()
     load = Load(int(args.gb * 1e9) // args.record_bytes, args.keys, args.record_bytes)
     with bucket("minio", args.dir) as one, directory(args.dir) as data:
-        if one is None:
-            return 1
         port = free_port()
         settings = [*SETTINGS, f"admin.port={port}", f"s3.endpoint={one.s3.endpoint}", f"s3.bucket={one.s3.bucket}"]
         with (
@@ -454,8 +451,7 @@ def main() -> int:
             Watched(tidelog, port) as watched,
         ):
             measure(watched, args, load)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

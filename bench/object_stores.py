@@ -153,8 +153,7 @@ def main() -> None:
     parser.add_argument("--dir", help="where the objects go (default: a temporary folder)")
     args = parser.parse_args()
     with bucket("minio", args.dir, multipart_bytes=128 << 20) as one:
-        if one is not None:
-            uvloop.run(measure(one, args))
+        uvloop.run(measure(one, args))
 
 
 if __name__ == "__main__":

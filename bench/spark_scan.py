@@ -291,8 +291,6 @@ def main() -> None:
     jars = ",".join(str(each) for each in sorted((connector / "jars").iterdir()))
     os.environ.update(environment())
     with bucket(args.bucket) as one, directory() as place:
-        if one is None:
-            return
         settings = [*SETTINGS, *one.flags()[1::2]]
         cluster = TidelogCluster(place / "cluster", 1, settings)
         with (

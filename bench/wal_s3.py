@@ -40,7 +40,7 @@ from tidelog.storage.wal.s3.wal import S3Wal
 
 MOST_MB_PER_S = 80.0
 """A larger amount would measure the throttling of the disk behind the bucket."""
-STORES = (*KINDS, "distant")
+STORES = ("distant", *KINDS)
 LOADS = ("single", "5", "half")
 
 
@@ -260,8 +260,7 @@ def main() -> None:
             uvloop.run(measure(Distant(), kind, args))
             continue
         with bucket(kind, args.dir) as one:
-            if one is not None:
-                uvloop.run(measure_bucket(one, args))
+            uvloop.run(measure_bucket(one, args))
 
 
 if __name__ == "__main__":
