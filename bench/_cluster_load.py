@@ -6,7 +6,7 @@ once with short back-offs.
 
 Nothing is pinned: brokers and clients share the machine's cores.
 
-Entry: `throughput`, `latencies`, `failover`.
+Entry: `warm_up`, `throughput`, `latencies`, `failover`.
 """
 
 from __future__ import annotations
@@ -84,16 +84,22 @@ def settle_all(pids: Iterable[int], timeout_s: float = 15.0) -> None:
             return
 
 
+def warm_up(bootstrap: str, topic: str, cores: set[int] | None = None) -> int:
+    """Produce until a JVM has compiled its path and WALs have files to recycle; return the bytes."""
+    sent, turns = 0, 0
+    while sent < WARM_UP_BYTES and turns < WARM_UP_TURNS:
+        warm = (bootstrap, topic, RECORD_BYTES, WARM_UP_S, LIBRDKAFKA)
+        size, _ = in_process(produce_with_librdkafka, *warm, cores=cores)
+        sent, turns = sent + size, turns + 1
+    return sent
+
+
 def throughput(cluster: Cluster, seconds: float) -> Throughput:
     """Measure librdkafka's producer, after a warm-up that makes files and caches."""
     pids = cluster.broker_pids().values()
     create_topic(cluster.bootstrap, "six", PARTITIONS, replicas=cluster.replicas)
     leaders(cluster.bootstrap, "six")
-    sent, turns = 0, 0
-    while sent < WARM_UP_BYTES and turns < WARM_UP_TURNS:
-        warm = (cluster.bootstrap, "six", RECORD_BYTES, WARM_UP_S, LIBRDKAFKA)
-        size, _ = in_process(produce_with_librdkafka, *warm)
-        sent, turns = sent + size, turns + 1
+    sent = warm_up(cluster.bootstrap, "six")
     settle_all(pids)
     before = sum(map(cpu_seconds, pids))
     size, took = in_process(produce_with_librdkafka, cluster.bootstrap, "six", RECORD_BYTES, seconds, LIBRDKAFKA)

@@ -4,12 +4,12 @@
                           [--set section.key=value]   (of Tidelog; may be repeated)
 
 Each round starts every server once, on an empty directory, and measures with the same clients: its start; librdkafka's
-producer (1 KiB records, 6 partitions and 1, acks=all); librdkafka's consumer of all of that; acknowledgements of 16 KiB
-batches at 5 MB/s (p50, p99; without a verdict beside a server that does not keep up, as in `bench.kafka_cluster`);
-Kafka's Java producer. Server and client have a core each. Before each server the file
-system is synced and, where that is allowed, the page cache is emptied, so that each finds it in the same state. The CPU
-time is the server's while librdkafka produces to six partitions and until it is idle again, with its uploads; memory is
-its resident set then.
+producer (1 KiB records, acks=all; to 6 partitions after a warm-up, as in `bench.kafka_cluster`, and to 1); librdkafka's
+consumer of what was measured of the former; acknowledgements of 16 KiB batches at 5 MB/s (p50, p99; without a verdict
+beside a server that does not keep up, as in `bench.kafka_cluster`); Kafka's Java producer. Server and client have a
+core each. Before each server the file system is synced and, where that is allowed, the page cache is emptied, so that
+each finds it in the same state. The CPU time is the server's while librdkafka produces to six partitions and until it
+is idle again, with its uploads, without those of the warm-up; memory is its resident set then.
 
 `tidelog` has its WAL and its embedded store on that disk, so it writes each byte twice and syncs before it
 acknowledges. `kafka` acknowledges from the page cache, as it does by default; `kafka-synced` syncs first, too. The rows
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._clients import create_topic, produce_with_librdkafka, records_in
+from bench._cluster_load import warm_up
 from bench._common import (
     ANSWERED,
     KEEPS_UP,
@@ -141,7 +142,9 @@ def measure(peer: Peer, seconds: float, with_java: bool) -> Figures:
 def _produce(peer: Peer, seconds: float, found: Figures) -> int:
     """Measure the producer; return the number of records in the topic of six partitions."""
     pid = peer.server_pid()
-    create_topic(peer.bootstrap, "six", 6)
+    for topic in ("warm", "six"):
+        create_topic(peer.bootstrap, topic, 6)
+    warm_up(peer.bootstrap, "warm", CLIENT)
     settle(pid)
     before = user_and_system(pid)
     size, found["produce to 6 partitions, MB/s"] = _produce_to(peer, "six", 6, seconds)
