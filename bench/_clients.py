@@ -93,20 +93,28 @@ def produce_frame(topic: str, partition: int, record_bytes: int, batch_bytes: in
 _ERROR_AT = 4 + 5 + 1  # size, correlation id and tags, count of topics; then the name, and the partition's index
 
 
-def check_produced(response: memoryview, topic: str) -> None:
-    """Raise if a Produce response (with its size) of one partition has an error."""
-    at = _ERROR_AT + 1 + len(topic) + 1 + 4
+def check_produced(response: bytes | memoryview) -> None:
+    """Raise `RuntimeError` if a Produce response (with its size) of one partition has an error."""
+    at = _ERROR_AT + response[_ERROR_AT] + 1 + 4  # a compact string: its length and 1, then the name
     error = int.from_bytes(response[at : at + 2], "big", signed=True)
     if error:
         raise RuntimeError(f"Produce failed with error {error}")
 
 
-def produce_once(one: socket.socket, topic: str, scratch: memoryview) -> None:
+def read_produced(reader: Any) -> None:
+    """Read one response from the buffered file of a connection and check it."""
+    head = reader.read(_INT32.size)
+    if len(head) < _INT32.size:
+        raise ConnectionError("the server closed the connection")
+    check_produced(head + reader.read(*_INT32.unpack(head)))
+
+
+def produce_once(one: socket.socket, scratch: memoryview) -> None:
     """Read one response and check it."""
     receive(one, scratch[:4])
     (size,) = _INT32.unpack_from(scratch)
     receive(one, scratch[4 : 4 + size])
-    check_produced(scratch, topic)
+    check_produced(scratch)
 
 
 def replay_produce(
@@ -125,18 +133,18 @@ def replay_produce(
     started = time.perf_counter()
 
     def send(frame: bytes) -> None:
-        one, scratch = connect(address), memoryview(bytearray(4096))
+        scratch = memoryview(bytearray(4096))
         acknowledged = 0
-        for _ in range(in_flight):
-            one.sendall(frame)
-        while time.perf_counter() < started + seconds:
-            produce_once(one, topic, scratch)
-            acknowledged += 1
-            one.sendall(frame)
-        for _ in range(in_flight):
-            produce_once(one, topic, scratch)
-            acknowledged += 1
-        one.close()
+        with connect(address) as one:
+            for _ in range(in_flight):
+                one.sendall(frame)
+            while time.perf_counter() < started + seconds:
+                produce_once(one, scratch)
+                acknowledged += 1
+                one.sendall(frame)
+            for _ in range(in_flight):
+                produce_once(one, scratch)
+                acknowledged += 1
         totals.append(acknowledged)
 
     run_threads([partial(send, frame) for frame in frames])

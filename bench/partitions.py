@@ -26,12 +26,12 @@ shows the client's own loss with all partitions.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import random
 import socket
 import statistics
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench._clients import Address
+from bench._clients import Address, connect, read_produced
 from bench._common import cpu_seconds, interleaved, on_cores, pin, quick, row
 from bench._programs import scratch_directory
 from bench.limit_socket import bare_server
@@ -244,29 +244,25 @@ def send(connection: socket.socket, parts: list[bytes]) -> None:
 
 def produce_raw(address: tuple[str, int], pid: int | None, frames: list[list[bytes]], seconds: float) -> Rate:
     """Acknowledged rate of prepared requests, `RAW_IN_FLIGHT` on each of a few connections."""
-    sockets = [socket.create_connection(address) for _ in range(RAW_CONNECTIONS)]
-    readers = [one.makefile("rb", 1 << 16) for one in sockets]
-    for one in sockets:
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     turn = itertools.cycle(frames)
-    broker, client, started = broker_cpu_s(pid), time.process_time(), time.perf_counter()
-    answered = 0
-    for one in sockets:
-        for _ in range(RAW_IN_FLIGHT):
-            send(one, next(turn))
-    going = True
-    while going:
-        going = time.perf_counter() - started < seconds
-        for one, reader in zip(sockets, readers, strict=True):
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(connect(address)) for _ in range(RAW_CONNECTIONS)]
+        readers = [opened.enter_context(one.makefile("rb", 1 << 16)) for one in sockets]
+        broker, client, started = broker_cpu_s(pid), time.process_time(), time.perf_counter()
+        answered = 0
+        for one in sockets:
             for _ in range(RAW_IN_FLIGHT):
-                (size,) = struct.unpack(">i", reader.read(4))
-                reader.read(size)
-                answered += 1
-                if going:
-                    send(one, next(turn))
-    took = time.perf_counter() - started
-    for one in sockets:
-        one.close()
+                send(one, next(turn))
+        going = True
+        while going:
+            going = time.perf_counter() - started < seconds
+            for one, reader in zip(sockets, readers, strict=True):
+                for _ in range(RAW_IN_FLIGHT):
+                    read_produced(reader)
+                    answered += 1
+                    if going:
+                        send(one, next(turn))
+        took = time.perf_counter() - started
     mib = answered * RECORD_BYTES * BURST_RECORDS / (1 << 20)
     return Rate(mib / took, (broker_cpu_s(pid) - broker) / mib * 1000, (time.process_time() - client) / took)
 

@@ -92,7 +92,7 @@ def raw_client(
         filled, at = filled + got, 0
         while filled - at >= 4 and filled - at >= (size := 4 + _INT32.unpack_from(scratch, at)[0]):
             latencies.append(ended - sent.popleft())
-            check_produced(scratch[at:], topic)
+            check_produced(scratch[at:])
             at += size
         scratch[: filled - at] = bytes(scratch[at:filled])
         filled -= at

@@ -4,25 +4,25 @@
 
 `up` is a real `tidelog up` with sync flush, pinned to one core; `memory` is only the data path, in this process:
 listener, handlers and logs are real, the WAL and the bucket are in memory. The client is a separate process on the
-other core that sends one prepared frame repeatedly, `--in-flight` at a time on each connection. The result is requests
-per second of the server's CPU time, including all its threads and the kernel's work for them, because the rate itself
-depends on other load on the machine. `--profile FILE` writes the cProfile of `memory`.
+other core that sends one prepared frame repeatedly, `--in-flight` at a time on each connection, and looks whether each
+was taken. The result is requests per second of the server's CPU time, including all its threads and the kernel's work
+for them, because the rate itself depends on other load on the machine. `--profile FILE` writes the cProfile of
+`memory`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import cProfile
-import socket
-import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
 import uvloop
 
-from bench._clients import create_topic
+from bench._clients import connect, create_topic, read_produced
 from bench._common import Spread, background, broker, cpu_seconds, directory, in_process, pin, quick, row, settle
 from tests.support import schema
 from tests.support.kafka_client import encode_request, request_entity
@@ -51,25 +51,23 @@ def one_record_frame(topic: str, partition: int, value_bytes: int) -> bytes:
     )
 
 
-def _client(address: tuple[str, int], args: argparse.Namespace, put: Callable[[Any], None]) -> None:
+def send_requests(address: tuple[str, int], args: argparse.Namespace, put: Callable[[Any], None]) -> None:
     """Blocking sockets, one loop over all connections: cheap enough to keep the server busy."""
     frames = [one_record_frame(TOPIC, index % args.partitions, args.value_bytes) for index in range(args.connections)]
-    sockets = [socket.create_connection(address) for _ in frames]
-    for one in sockets:
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    readers = [one.makefile("rb", 1 << 16) for one in sockets]
-    rounds = args.requests // (args.connections * args.in_flight)
-    started = time.perf_counter()
-    for one, frame in zip(sockets, frames, strict=True):
-        one.sendall(frame * args.in_flight)
-    for number in range(rounds):
-        for one, reader, frame in zip(sockets, readers, frames, strict=True):
-            for _ in range(args.in_flight):
-                (size,) = struct.unpack(">i", reader.read(4))
-                reader.read(size)
-            if number < rounds - 1:
-                one.sendall(frame * args.in_flight)
-    put((rounds * args.in_flight * args.connections, time.perf_counter() - started))
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(connect(address)) for _ in frames]
+        readers = [opened.enter_context(one.makefile("rb", 1 << 16)) for one in sockets]
+        rounds = args.requests // (args.connections * args.in_flight)
+        started = time.perf_counter()
+        for one, frame in zip(sockets, frames, strict=True):
+            one.sendall(frame * args.in_flight)
+        for number in range(rounds):
+            for one, reader, frame in zip(sockets, readers, frames, strict=True):
+                for _ in range(args.in_flight):
+                    read_produced(reader)
+                if number < rounds - 1:
+                    one.sendall(frame * args.in_flight)
+        put((rounds * args.in_flight * args.connections, time.perf_counter() - started))
 
 
 def _up(args: argparse.Namespace) -> None:
@@ -81,7 +79,7 @@ def _up(args: argparse.Namespace) -> None:
         def run() -> tuple[float, float]:
             settle(pid)
             cpu = cpu_seconds(pid)
-            count, seconds = in_process(_client, ("127.0.0.1", tidelog.port), args, cores={1})
+            count, seconds = in_process(send_requests, ("127.0.0.1", tidelog.port), args, cores={1})
             return count / seconds, count / (cpu_seconds(pid) - cpu)
 
         run()
@@ -102,7 +100,7 @@ async def _serve(args: argparse.Namespace) -> None:
         await world.topic(TOPIC, args.partitions)
         memory.tune()
         profile = cProfile.Profile() if args.profile else None
-        with background(_client, world.server.address, args, cores={1}) as result:
+        with background(send_requests, world.server.address, args, cores={1}) as result:
             while world.server.connections == 0:  # noqa: ASYNC110 — another process connects
                 await asyncio.sleep(0.01)
             cpu = time.process_time()

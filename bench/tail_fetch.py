@@ -68,7 +68,7 @@ def _fill_one(address: Address, partition: int, size: int, batch_bytes: int) -> 
     one, scratch = connect(address), memoryview(bytearray(4096))
     for _ in range(max(1, size // batch_bytes)):
         one.sendall(frame)
-        produce_once(one, TOPIC, scratch)
+        produce_once(one, scratch)
     one.close()
 
 
@@ -126,7 +126,7 @@ def follow(address: Address, consumers: int, mb_per_s: float, seconds: float, pu
             if pause > 0:
                 time.sleep(pause)
             one.sendall(frame)
-            produce_once(one, TOPIC, scratch)
+            produce_once(one, scratch)
         acknowledged.append(time.perf_counter())
         one.close()
 

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench._clients import create_topic, produce_with_librdkafka, send_batch
+from bench._clients import create_topic, produce_with_librdkafka, records_in, send_batch
 from bench._common import directory, in_process, percentile, quick, row, settle
 from bench._peers import Peer, peers
 from bench.peers import CLIENT, running
@@ -121,6 +121,8 @@ def measure(peer: Peer, seconds: float) -> Figures:
         plain = (peer.bootstrap, "plain", RECORD_BYTES, seconds, {**SETTINGS, "enable.idempotence": True})
         size, took = in_process(produce_with_librdkafka, *plain, cores=CLIENT)
         found[PLAIN] = size / 1e6 / took
+        records = records_in(peer.bootstrap, "plain", PARTITIONS)
+        assert records * RECORD_BYTES == size, f"{records} records are in the log, {size // RECORD_BYTES} were sent"
         settle(peer.server_pid())
         size, took = in_process(produce_in_transactions, peer.bootstrap, "transactions", seconds, cores=CLIENT)
         found[IN_TRANSACTIONS] = size / 1e6 / took
