@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TESTS_FAILED = 1
-"""pytest's exit code when all ran and some failed."""
+"""pytest's exit code when all ran and some failed; with pytest-xdist also when a module could not be collected."""
 MOST = 3
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 """Where pytest keeps the names of failed tests, as the keys of an object, from the root of the repository."""
@@ -31,6 +31,9 @@ def main(options: Sequence[str]) -> int:
     if first != TESTS_FAILED:
         return first
     failed = sorted({without_group(name) for name in json.loads(FAILED.read_text())})
+    if modules := [name for name in failed if "::" not in name]:
+        print(f"not collected, and not tried again: {' '.join(modules)}")
+        return first
     if not 0 < len(failed) <= MOST:
         print(f"{len(failed)} tests failed; at most {MOST} are tried again")
         return first

@@ -83,3 +83,23 @@ def test_a_run_that_passes_or_does_not_collect_is_not_repeated(tmp_path: Path) -
     code, output = run(tmp_path, "import a_module_that_is_nowhere\n")
     assert code == 2
     assert "tried again" not in output
+
+
+ALONE = """
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    raise RuntimeError("only beside others")
+
+def test_it():
+    pass
+"""
+
+
+def test_a_module_that_the_workers_cannot_collect_gets_no_second_try(tmp_path: Path) -> None:
+    """With workers, as in the gate, pytest's exit code is that of failed tests."""
+    (tmp_path / "test_others.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+    code, output = run(tmp_path, ALONE, "-n", "2", "test_others.py")
+    assert code == 1, output
+    assert "not collected, and not tried again: test_these.py" in output
+    assert "unsteady" not in output
