@@ -1,6 +1,6 @@
 """A cold read of history from the bucket by one reader, compared with raw concurrent GETs of the same objects.
 
-    python bench/cold_read.py [--gb 5] [--store embedded|minio|both] [--runs 3] [--record-bytes 16384] [--readers 1]
+    python -m bench.cold_read [--gb 5] [--store embedded|minio|both] [--runs 3] [--record-bytes 16384] [--readers 1]
 
 Objects of 64 MiB with one stream are put into the embedded store (a directory) and into MinIO. `raw` reads them in
 ranges of 4 MiB, 16 at a time, with the same client (`bench.limit_s3`) without the broker's limit of concurrent

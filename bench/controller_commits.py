@@ -1,6 +1,6 @@
 """Metadata commands per second committed durably by a single-member controller, compared with the disk's limit.
 
-    python bench/controller_commits.py [--directory DIR] [--seconds N]
+    python -m bench.controller_commits [--directory DIR] [--seconds N]
 
 The Raft log alone, and the whole path of a broker's `commit_objects` (client, loopback RPC, Raft, state machine, delta
 back into the client's image), one at a time and 64 in flight. Each line includes the concurrent rate of the bare disk

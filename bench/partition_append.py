@@ -1,6 +1,6 @@
 """The cost of one append to a partition log on the event loop's thread, without disk and network.
 
-Run: `python bench/partition_append.py [--batches N] [--records N] [--value-bytes N] [--partitions N]`. Prints
+Run: `python -m bench.partition_append [--batches N] [--records N] [--value-bytes N] [--partitions N]`. Prints
 microseconds of the loop's thread for an append of a plain and of an idempotent batch: with a storage that does nothing
 (checks, CRC32C, sequences, bookkeeping) and with the real one and a WAL in memory (including log cache, upload planning
 and confirmation); and bytes resident for an idle open partition.

@@ -1,6 +1,6 @@
 """Appends per second and latency of the disk WAL, compared with the bare disk in the same run.
 
-    python bench/wal_append.py [--dir DIR] [--size 4096] [--in-flight 64] [--seconds 5] [--flush sync|async]
+    python -m bench.wal_append [--dir DIR] [--size 4096] [--in-flight 64] [--seconds 5] [--flush sync|async]
 
 The bare disk is one thread that writes the same bytes to a zero-filled file with `pwritev` and `fdatasync`, in groups
 of `in-flight` records: the upper bound of group commit. The two alternate every half second, because a disk has bursts

@@ -10,6 +10,7 @@ Entry: `pages`, `main`.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -135,8 +136,10 @@ def pages() -> dict[str, str]:
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Write them."""
-    directory = Path(next(iter(arguments), DIRECTORY))
+    """Write them. Raises `SystemExit` for anything but one directory."""
+    parser = argparse.ArgumentParser(prog="python -m tools.man_pages", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("directory", nargs="?", type=Path, default=DIRECTORY, help="where to write them [man/]")
+    directory = parser.parse_args(list(arguments)).directory
     directory.mkdir(parents=True, exist_ok=True)
     wanted = pages()
     for file in directory.glob(f"tidelog*.{SECTION}"):
