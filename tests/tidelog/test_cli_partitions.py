@@ -86,6 +86,11 @@ def test_a_move_that_does_not_get_on_is_shown_and_can_be_cancelled(cluster: Clus
         assert (row["topic"], row["partition"], row["leader"], row["to"]) == ("t", 2, source, target)
         assert row["phase"] == "uploading"
         assert "not on broker" in cli("partition", "move", "t:2", "--to", target, "--timeout", 1, code=None).err
+        [row] = cli("partition", "move", "t:2", "--to", source, "--dry-run", "--format", "json").json()
+        assert (row["from"], row["to"]) == (source, source)
+        cli("partition", "move", "t:2", "--to", source, "--no-wait")  # it stays where it is
+        assert cli("partition", "list", "--format", "json").json() == []
+        cli("partition", "move", "t:2", "--to", target, "--no-wait")
         assert "cancelled the move of t:2" in cli("partition", "cancel", "t:2").text
         assert cli("partition", "cancel", "t:2", code=2).err.startswith("error: t:2")
     finally:
@@ -107,6 +112,8 @@ def test_what_does_not_exist_is_not_found(cli: Cli) -> None:
     assert "does not exist" in cli("partition", "move", "absent:0", "--to", 1, code=3).err
     assert "does not exist" in cli("partition", "move", "t:99", "--to", 1, code=3).err
     assert "does not exist" in cli("partition", "list", "absent", code=3).err
+    for more in (["--dry-run"], [], ["--to", 1]):
+        assert "there is no broker 77" in cli("partition", "move", "--from", 77, *more, code=3).err
 
 
 def test_partitions_of_more_topics_than_a_request_line_can_name_are_moved_and_listed(

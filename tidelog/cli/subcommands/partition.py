@@ -167,7 +167,7 @@ def move(
     cluster = ClusterConnection(bootstrap)
     wanted = _wanted(cluster, places, target, source, file)
     before = {TopicPartition(row["topic"], row["partition"]): row for row in _placed(cluster, wanted)}
-    wanted = {place: broker for place, broker in wanted.items() if before[place]["broker"] != broker}
+    wanted = {place: broker for place, broker in wanted.items() if not _stays(before[place], broker)}
     if dry_run:
         _show(style, _predict(cluster, wanted, before), _render_plan)
         return
@@ -179,6 +179,11 @@ def move(
         report = _wait(cluster, accepted, before, started, timeout_s, failures)
     _show(style, report or [_plain(place, before, broker) for place, broker in accepted.items()], _render_done)
     failures.exit()
+
+
+def _stays(row: Row, broker: int) -> bool:
+    """Whether a partition is on a broker, and not about to leave it."""
+    return bool(row["broker"] == broker and row["to"] in (None, broker))
 
 
 @partition.command()
@@ -203,7 +208,7 @@ def _parse(text: str) -> TopicPartition:
 def _wanted(
     cluster: ClusterConnection, places: tuple[str, ...], target: int | None, source: int | None, file: Path | None
 ) -> dict[TopicPartition, int]:
-    """Return the target broker of each partition. Raises `InvalidInput`."""
+    """Return the target broker of each partition. Raises `InvalidInput`, `NotFound`."""
     if sum((bool(places), source is not None, file is not None)) != 1:
         raise InvalidInput(
             "exactly one selection of partitions is required",
@@ -217,14 +222,24 @@ def _wanted(
         if target is None:
             raise InvalidInput("the target broker is missing", hint="use --to BROKER")
         return dict.fromkeys(map(_parse, places), target)
+    assert source is not None
+    return _spread(cluster, source, target)
+
+
+def _spread(cluster: ClusterConnection, source: int, target: int | None) -> dict[TopicPartition, int]:
+    """Return the target of each partition that is placed on `source`, which may be dead, or that it leads.
+
+    Raises `InvalidInput`, `NotFound`.
+    """
+    if not any(node["id"] == source and "broker" in node["roles"] for node in cluster.get("/status")["nodes"]):
+        raise NotFound(f"there is no broker {source}", hint="`tidelog broker list` shows them")
     metadata = cluster.metadata()
     mine: list[TopicPartition] = []
     counts = dict.fromkeys(metadata.brokers, 0)
-    for name, topic in sorted(metadata.topics.items()):
-        for index, one in sorted(topic.partitions.items()):
-            counts[one.leader] = counts.get(one.leader, 0) + 1
-            if one.leader == source:
-                mine.append(TopicPartition(name, index))
+    for row in placements(cluster.get, metadata.topics, but_deleted=True):
+        counts[row["leader"]] = counts.get(row["leader"], 0) + 1
+        if source in (row["leader"], row["broker"]):
+            mine.append(TopicPartition(row["topic"], row["partition"]))
     others = [broker for broker in sorted(metadata.brokers) if broker != source]
     if target is None and not others:
         raise InvalidInput(f"there is no broker besides {source}")
