@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import tarfile
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -159,6 +160,33 @@ def test_what_looks_like_a_secret_is_hidden(text: str, secret: str) -> None:
     hidden = Masker().mask(text)
     assert secret not in hidden and MASK in hidden
     assert Masker().mask(hidden) == hidden
+
+
+LONG = 16_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * LONG,
+        "-" * LONG,
+        "token" * (LONG // 5),
+        "deadbeef " * (LONG // 9) + "\n-----END OF THE REPORT-----",
+        "deadbeef  " * (LONG // 10) + "-----END RSA PRIVATE KEY-----" + " deadbeef" * (LONG // 9),
+    ],
+    ids=["word", "line", "names", "words", "key"],
+)
+def test_the_time_to_hide_secrets_does_not_grow_with_the_square_of_a_line(text: str) -> None:
+    """Clients choose names of 32 KB, such as transactional ids, and logs have long lines."""
+    masker, began = Masker(["the-secret"]), time.process_time()
+    masker.mask(text)
+    assert time.process_time() - began < 1
+
+
+def test_the_lines_of_a_key_before_its_end_are_hidden_however_many_there_are() -> None:
+    key = "\n".join(["MIIEowIBAAKC"] * 1_000 + ["AAAA=="])
+    hidden = Masker().mask(f"it begins: x.\n{key}\n-----END RSA PRIVATE KEY-----\nthe end")
+    assert hidden == f"it begins: x.\n{MASK}\nthe end"
 
 
 @settings(max_examples=examples(200), deadline=None)

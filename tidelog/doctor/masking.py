@@ -6,7 +6,8 @@ URLs and JSON). What looks like one is hidden by its surroundings: values of set
 `token` and the like, private keys, `Authorization` headers, keys of AWS, signatures of S3 requests, SCRAM's proofs,
 and any 40 characters in a row that look like base64: a secret key of AWS, a line of a private key without its frame.
 
-Invariants: a setting that names a file is shown; masking twice changes nothing more.
+Invariants: a setting that names a file is shown; masking twice changes nothing more; the time that it takes grows
+with the length of the text and not with its square, whatever names clients have chosen.
 
 Entry: `Masker`, `known_secrets`, `shown_settings`.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -39,14 +41,16 @@ _FILE_NAME: Final = re.compile(r"(_file|_path|_dir|\.py)$", re.IGNORECASE)
 _JSON_WORD: Final = re.compile(r"-?\d[\d.eE+-]*|true|false|null|[\[{].*")
 """What stands unquoted in JSON."""
 _NAMED: Final = re.compile(
-    rf"""(?P<name>[\w.-]*(?:{_NAMES})[\w.-]*)(?P<between>\\*["']?\s*[=:]\s*)"""
+    rf"""(?<![\w.-])(?=[\w.-]*?(?:{_NAMES}))(?P<name>[\w.-]++)(?P<between>\\*["']?\s*[=:]\s*)"""
     rf"""(?:(?P<open>\\*["'])(?P<quoted>.*?)(?P<close>(?P=open))|(?P<plain>[^\s"',;&}}\])\\]+))""",
     re.IGNORECASE,
 )
 _PEM: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
-_PEM_END: Final = re.compile(r"(?:[A-Za-z0-9+/=\\n]+\s+)*-----END [A-Z0-9 ]*PRIVATE KEY-----")
+_PEM_END: Final = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY-----")
+_PEM_CHARACTERS: Final = string.ascii_letters + string.digits + "+/=\\" + string.whitespace
+"""Of the lines of a key, as they are or in JSON."""
 _RUN: Final = "[A-Za-z0-9+/]*"
 _OTHERS: Final = (
     (re.compile(r"(?i)(authorization\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\r\n\"'\\]+"), rf"\1{MASK}"),
@@ -72,7 +76,7 @@ class Masker:
         """Return the text with every secret hidden."""
         if self._known is not None:
             text = self._known.sub(MASK, text)
-        text = _PEM_END.sub(MASK, _PEM.sub(MASK, text))
+        text = _hide_key_ends(_PEM.sub(MASK, text))
         for pattern, shown in _OTHERS:
             text = pattern.sub(shown, text)
         return _NAMED.sub(_hide_named, text)
@@ -89,6 +93,19 @@ def shown_settings(settings: Iterable[SettingFacts]) -> list[dict[str, Any]]:
         {"key": each.key, "value": MASK if each.value and names_secret(each.key) else each.value, "source": each.source}
         for each in settings
     ]
+
+
+def _hide_key_ends(text: str) -> str:
+    """Hide keys whose begin is cut off: all before their last line that may be of them."""
+    parts: list[str] = []
+    at = 0
+    for end in _PEM_END.finditer(text):
+        before = text[at : end.start()]
+        kept = before.rstrip(_PEM_CHARACTERS)
+        key = before[len(kept) :]
+        parts += [kept, key[: len(key) - len(key.lstrip())], MASK]
+        at = end.end()
+    return "".join([*parts, text[at:]])
 
 
 def _hide_named(found: re.Match[str]) -> str:
