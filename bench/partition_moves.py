@@ -275,7 +275,8 @@ def fill(up: UpCluster, topic: str, size: str) -> None:
     else:
         create_topic(up.bootstrap, topic, 1, **{"segment.bytes": str(METADATA_OBJECTS * 1_024 // METADATA_SEGMENTS)})
     nodes = {node["id"]: node["admin_url"] for node in cluster.get("/status")["nodes"]}
-    leader = cluster.at(nodes[cluster.get(f"/partitions?topic={topic}")["partitions"][0]["broker"]])
+    leads = cluster.get(f"/partitions?topic={topic}")["partitions"][0]["broker"]
+    leader = cluster.at(nodes[leads], leads)
     producer = Producer({"bootstrap.servers": up.bootstrap, "linger.ms": 5, "log_level": 0, "batch.size": MIB})
     if size in SIZES:
         value = bytes(64 << 10)

@@ -100,7 +100,7 @@ class Measured:
 
         def is_uploaded() -> bool:
             for node in self._connection.get("/brokers")["brokers"]:
-                self._connection.at(node["admin_url"]).post("/upload")
+                self._connection.at(node["admin_url"], node["id"]).post("/upload")
             return sum(int(each["committed_end"]) for each in self._ranges(topic)[1]) == records
 
         until(is_uploaded, 120)

@@ -1,7 +1,8 @@
 """The console's way to the admin HTTP of the brokers: of any one that answers, of a named one, or of all.
 
 Invariants: an answer is bounded (`MAX_ANSWER_BYTES`) and so is the wait for it, so that a dead or paused broker delays
-the others' answers by `ASK_TIMEOUT_S` at most; what one broker does not answer is told as its error, never left out.
+the others' answers by `ASK_TIMEOUT_S` at most; what one broker does not answer is told as its error, never left out,
+nor is another broker's answer taken for its own.
 The addresses come from the metadata that the brokers tell, not from the browser.
 
 Entry: `ClusterLink`.
@@ -18,6 +19,7 @@ import aiohttp
 
 from tidelog.console.passed_on import PassedOn
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
+from tidelog.runtime.network import BROKER_HEADER
 
 ASK_TIMEOUT_S: Final = 5.0
 CHANGE_TIMEOUT_S: Final = 60.0
@@ -49,7 +51,7 @@ class ClusterLink:
     async def read(self, asked: PassedOn, broker: int | None = None) -> Any:
         """Return the answer of a broker, or of the first one that answers. Raises `TidelogError`."""
         if broker is not None:
-            return await self._ask(await self._url_of(broker), asked)
+            return await self._ask(await self._url_of(broker), asked, broker=broker)
         error: TidelogError = Unavailable("no broker is known", hint="see `tidelog status`")
         for url in dict.fromkeys([self._admin_url(), *self._urls.values()]):
             try:
@@ -66,7 +68,7 @@ class ClusterLink:
             if broker in self._dead:
                 return broker, None, f"broker {broker} is dead"
             try:
-                return broker, await self._ask(url, asked), None
+                return broker, await self._ask(url, asked, broker=broker), None
             except TidelogError as error:
                 return broker, None, error.message
 
@@ -123,11 +125,21 @@ class ClusterLink:
         return self._urls
 
     async def _ask(
-        self, url: str, asked: PassedOn, *, method: str = "GET", body: object = None, token: str = ""
+        self,
+        url: str,
+        asked: PassedOn,
+        *,
+        method: str = "GET",
+        body: object = None,
+        token: str = "",
+        broker: int | None = None,
     ) -> Any:
+        """Return the answer of whoever is at an address, or of that broker only."""
         if self._session is None:
             self._session = aiohttp.ClientSession()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if broker is not None:
+            headers[BROKER_HEADER] = str(broker)
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT_S if method == "GET" else CHANGE_TIMEOUT_S)
         text = None if body is None else json.dumps(body)
         try:
@@ -162,5 +174,5 @@ def _error(status: int, body: object, request: str) -> TidelogError:
     told: Mapping[str, Any] = body if isinstance(body, dict) else {}
     message, hint = str(told.get("error") or f"{request} was answered with {status}"), told.get("hint")
     kinds: Mapping[int, type[TidelogError]] = {400: InvalidInput, 401: WrongToken, 404: NotFound}
-    kind = kinds.get(status, Unavailable if status in (409, 502, 503, 504) else TidelogError)
+    kind = kinds.get(status, Unavailable if status in (409, 421, 502, 503, 504) else TidelogError)
     return kind(message, hint=hint if isinstance(hint, str) else None)

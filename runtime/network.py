@@ -21,6 +21,10 @@ from tidelog.runtime.task_errors import ERRORS, as_unavailable
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
+BROKER_HEADER = "Tidelog-Broker"
+"""Header of a request to an admin HTTP: the id of the broker that it is meant for. Another one answers 421, because an
+address may mean another machine to who was told it (loopback), or be another broker's since. Older ones ignore it."""
+
 
 class AddressInUse(TidelogError):
     """Another process listens on the wanted port."""

@@ -48,7 +48,8 @@
     GET  /explain/groups     ?topic=NAME&partition=N: committed offsets of the groups that this broker coordinates
     GET  /requests/slow      ?limit=N&api=NAME&topic=NAME: the slowest requests of the last hour here
 
-Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. In a cluster with a secret every
+Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. A request with the header
+`Tidelog-Broker: ID` that reaches another broker is answered with 421. In a cluster with a secret every
 request but GET and HEAD needs `Authorization: Bearer TOKEN`, with the token of
 `tidelog.controller.rpc.secret.admin_token`; else it is answered with 401. Those of `READING_PATHS` are answered with
 the read token, too. GET shows nothing of the contents of records.
@@ -91,7 +92,7 @@ from tidelog.controller.active.drain_plan import is_drained
 from tidelog.controller.model.records import ObjectRecord, ObjectState
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import NotFound, TidelogError
-from tidelog.runtime.network import AddressInUse, Listener, Network
+from tidelog.runtime.network import BROKER_HEADER, AddressInUse, Listener, Network
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
 from tidelog.storage.objects.key import all_quarantined_prefix, object_key
 from tidelog.storage.reads.damage import DamageLog
@@ -205,7 +206,7 @@ class AdminHttp:
 
     async def start(self) -> str:
         """Listen, and return the URL. Raises `AddressInUse`."""
-        middlewares = [bounded(lambda: self.limits), self._errors, self._authorized, self._caught_up]
+        middlewares = [bounded(lambda: self.limits), self._errors, self._addressed, self._authorized, self._caught_up]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
@@ -273,6 +274,18 @@ class AdminHttp:
             return json_answer(body, status=error.status)
         except TidelogError as error:
             return json_answer({"error": error.message, "hint": error.hint}, status=status_of(error))
+
+    @web.middleware
+    async def _addressed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse a request that is meant for another broker."""
+        meant = request.headers.get(BROKER_HEADER)
+        if meant in (None, str(self._sources.node_id)):
+            return await handler(request)
+        body = {
+            "error": f"broker {self._sources.node_id} answers at {request.host}, not broker {meant}",
+            "hint": f"set admin.host or admin.advertised_host of broker {meant} to what reaches it from here",
+        }
+        return json_answer(body, status=421)
 
     @web.middleware
     async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:

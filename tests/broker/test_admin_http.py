@@ -27,7 +27,7 @@ from tidelog.controller.model.overrides import SESSION_TIMEOUT
 from tidelog.controller.rpc.secret import admin_token
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Unavailable
-from tidelog.runtime.network import AddressInUse, TcpNetwork
+from tidelog.runtime.network import BROKER_HEADER, AddressInUse, TcpNetwork
 from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
@@ -149,6 +149,17 @@ async def test_healthz_is_200_while_the_process_serves_even_when_not_ready() -> 
     async with serving() as (place, session):
         place.reasons = ["still opening"]
         assert await get(session, "/healthz") == {"status": "ok"}
+
+
+async def test_a_request_that_is_meant_for_another_broker_is_refused_and_has_no_effect() -> None:
+    async with serving() as (place, session):
+        for meant in ("2", "x"):
+            answer = await post(session, "/upload", 421, headers={BROKER_HEADER: meant})
+            assert answer["error"].startswith(f"broker {NODE_ID} answers at 127.0.0.1:")
+            assert answer["error"].endswith(f"not broker {meant}")
+        assert place.uploads == 0
+        await post(session, "/upload", headers={BROKER_HEADER: str(NODE_ID)})
+        assert place.uploads == 1
 
 
 async def test_readyz_is_503_with_the_reasons_until_there_are_none() -> None:

@@ -26,7 +26,7 @@ class World(WorldController):
     def __init__(self, *, is_controller: bool = False) -> None:
         super().__init__()
         self.asked = self.prepared = 0
-        self.members: list[dict[str, Any]] = [ACTIVE]
+        self.quorum_rows: list[dict[str, Any]] = [ACTIVE]
         for broker in (1, 2, 3):
             self.register(broker)
         for broker in (1, 2, 3):
@@ -49,7 +49,7 @@ class World(WorldController):
         self.asked += 1
 
     async def _quorum(self) -> dict[str, Any]:
-        return {**await no_quorum(), "members": self.members}
+        return {**await no_quorum(), "members": self.quorum_rows}
 
     async def begin_restart(self, broker_id: int, registration_epoch: int) -> None:
         self.apply(c.BeginRestart(broker_id, registration_epoch))
@@ -103,7 +103,7 @@ async def test_a_refusal_of_the_controllers_ends_nothing() -> None:
 async def test_a_process_that_is_a_controller_stays_while_another_controller_is_away() -> None:
     for is_controller in (True, False):
         world = World(is_controller=is_controller)
-        world.members = [ACTIVE, AWAY]
+        world.quorum_rows = [ACTIVE, AWAY]
         assert await world.hindrances(1) == ["controller 2 is away"]
         if is_controller:
             with pytest.raises(RestartRefused, match="controller 2 is away"):

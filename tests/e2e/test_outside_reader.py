@@ -83,7 +83,7 @@ def test_a_lease_keeps_what_a_reader_has_looked_up_while_the_cluster_replaces_it
             lines = "".join(f"{number}-{line}\n" for line in range(50))
             cli("produce", "t", stdin=lines.encode())
             for node in ClusterConnection(up.bootstrap).get("/brokers")["brokers"]:
-                ClusterConnection(up.bootstrap).at(node["admin_url"]).post("/upload")
+                ClusterConnection(up.bootstrap).at(node["admin_url"], node["id"]).post("/upload")
         connection = ClusterConnection(up.bootstrap)
         token = cli("cluster", "read-token").text.strip()
         reader = Reader(connection.admin_url, token, data_dir)

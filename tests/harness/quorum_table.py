@@ -181,7 +181,7 @@ class QuorumTable:
         self._fault_s = fault_s
         self._rows = 0
         connection = ClusterConnection(hot.address(MASTER))
-        self._connection = connection.at(hot.admin_url(MASTER))
+        self._connection = connection.at(hot.admin_url(MASTER), MASTER)
 
     def live(self) -> dict[str, Any]:
         """What the master knows, as `replica-set describe` shows it. Raises `AssertionError` if it does not lead."""

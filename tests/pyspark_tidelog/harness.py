@@ -192,7 +192,7 @@ class World:
 
     def upload(self) -> None:
         for node in self.connection.get("/brokers")["brokers"]:
-            self.connection.at(node["admin_url"]).post("/upload")
+            self.connection.at(node["admin_url"], node["id"]).post("/upload")
 
     def objects(self, topic: str) -> set[int]:
         """Ids of the objects that hold a topic's records."""
@@ -228,7 +228,7 @@ class World:
 
     def compact(self) -> None:
         for node in self.connection.get("/brokers")["brokers"]:
-            at = self.connection.at(node["admin_url"])
+            at = self.connection.at(node["admin_url"], node["id"])
             while [each for each in at.post_lines("/compaction?eager=true") if each["event"] == "task"]:
                 pass
 

@@ -97,12 +97,14 @@ class Cluster:
         transaction_check_interval_ms: int = 10_000,
         advertised_ports: Mapping[int, int] | None = None,
         clocks: Mapping[int, Clock] | None = None,
+        admins: Mapping[int, AdminSettings] | None = None,
         **upload: int,
     ) -> None:
-        """`replication`: the cluster has a secret, and WALs that are replicated so. `advertised_ports`, `clocks`: of
-        some brokers."""
+        """`replication`: the cluster has a secret, and WALs that are replicated so. `advertised_ports`, `clocks`,
+        `admins`: of some brokers."""
         self._advertised_ports = advertised_ports or {}
         self._clocks = clocks or {}
+        self._admins = admins or {}
         self._directory = directory
         self.replication = replication or ReplicationSettings()
         self._secret = b"s" * 32 if replication is not None else None
@@ -197,7 +199,7 @@ class Cluster:
             identity=BrokerIdentity(broker, f"check-{broker}", True, lambda _cluster_id: None),
             settings=BrokerSettings(
                 kafka=KafkaSettings(port=port, advertised_port=self._advertised_ports.get(broker, 0)),
-                admin=AdminSettings(),
+                admin=self._admins.get(broker, AdminSettings()),
                 log=self.log,
                 group=self._group,
                 upload=self._upload,

@@ -18,8 +18,8 @@ def test_no_broker_answers_in_the_place_of_the_one_that_was_meant() -> None:
         cluster = ClusterConnection(broker.bootstrap)
         cluster.admin_url = gone  # it was at this address before
         assert cluster.get("/status")["node_id"] == 1
-        one = cluster.at(gone)
+        one = cluster.at(gone, 1)
         for _ in range(2):
             with pytest.raises(Unavailable, match=gone):
                 one.get("/status")
-        assert cluster.at(cluster.admin_url).get("/status")["node_id"] == 1
+        assert cluster.at(cluster.admin_url, 1).get("/status")["node_id"] == 1

@@ -285,7 +285,7 @@ def _answer(node_id: int, states: dict[int, str], problems: list[str]) -> dict[s
 def test_status_asks_every_live_node_and_collects_the_problems() -> None:
     states = {1: "alive", 2: "alive", 3: "dead", 4: "alive"}
 
-    def ask(url: str) -> dict[str, Any]:
+    def ask(url: str, broker: int) -> dict[str, Any]:
         if url == "http://h4":
             raise Unavailable("no answer")
         return _answer(2, states, ["the disk of 2 is full"])
@@ -315,7 +315,7 @@ OWN = {
 def test_status_shows_failovers_and_the_first_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     states = {1: "alive", 2: "alive", 3: "dead"}
     monkeypatch.setattr(ClusterConnection, "get", lambda cluster, path: {**_answer(1, states, []), **OWN})
-    monkeypatch.setattr(page, "http_json", lambda url, path: {**_answer(2, states, []), **OWN})
+    monkeypatch.setattr(page, "http_json", lambda url, path, broker: {**_answer(2, states, []), **OWN})
     result = CliRunner().invoke(status, [])
     assert result.exit_code == page.SOMETHING_WRONG, result.output
     parts = {part.splitlines()[0]: part.splitlines()[1:] for part in result.output.split("\n\n")}

@@ -185,8 +185,8 @@ def test_a_broker_of_a_version_without_checkups_is_told_as_such(
     with Cluster(tmp_path, brokers=1) as cluster:
         real = AdminAsk.get
 
-        def older(self: AdminAsk, url: str, path: str) -> Any:
-            return real(self, url, "/no-such-page" if path in ("/node", "/clock") else path)
+        def older(self: AdminAsk, url: str, path: str, broker: int | None = None) -> Any:
+            return real(self, url, "/no-such-page" if path in ("/node", "/clock") else path, broker)
 
         monkeypatch.setattr(AdminAsk, "get", older)
         # The controller, whose release a try of its address tells, is not of that version.

@@ -36,6 +36,7 @@ from tidelog.runtime.errors import (
     TidelogError,
     Unavailable,
 )
+from tidelog.runtime.network import BROKER_HEADER
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -75,8 +76,8 @@ class ClusterConnection:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self._addresses = [_parse_address(part) for part in bootstrap.split(",")]
-        self._one_broker = False
-        """Only the broker with `admin_url` is asked."""
+        self._broker: int | None = None
+        """The only broker that is asked."""
 
     def client_config(self) -> dict[str, Any]:
         """The configuration of every librdkafka client of this cluster. Raises `Unavailable` if no address accepts."""
@@ -172,11 +173,11 @@ class ClusterConnection:
                 return self._admin_url_of(broker, ADMIN_URL_TIMEOUT_S)
         return self._admin_url_of(brokers[-1], REQUEST_TIMEOUT_S)
 
-    def at(self, admin_url: str) -> ClusterConnection:
-        """The same cluster, accessed through the broker with this admin HTTP. No other one answers in its place."""
+    def at(self, admin_url: str, broker: int) -> ClusterConnection:
+        """The same cluster, accessed through the broker with this id and admin HTTP. No other one answers for it."""
         other = ClusterConnection(self.bootstrap)
         other.admin_url = admin_url
-        other._one_broker = True
+        other._broker = broker
         return other
 
     def _nearest_first(self) -> list[int]:
@@ -230,16 +231,18 @@ class ClusterConnection:
         """Send a GET to the admin HTTP of the connected broker and return the parsed JSON. See `http_json`."""
         known = "admin_url" in self.__dict__
         try:
-            return http_json(self.admin_url, path)
+            return http_json(self.admin_url, path, broker=self._broker)
         except Unavailable:
-            if not known or self._one_broker:
+            if not known or self._broker is not None:
                 raise
             del self.admin_url  # the address may change when a broker restarts
-            return http_json(self.admin_url, path)
+            return http_json(self.admin_url, path, broker=self._broker)
 
     def post(self, path: str, body: object = None) -> Any:
         """Send a POST to the admin HTTP of the connected broker and return parsed JSON. Raises as `http_json` does."""
-        return http_json(self.admin_url, path, method="POST", body=body, token=lambda: self.admin_token)
+        return http_json(
+            self.admin_url, path, method="POST", body=body, token=lambda: self.admin_token, broker=self._broker
+        )
 
     @cached_property
     def admin_token(self) -> str:
@@ -273,7 +276,7 @@ class ClusterConnection:
 
     def post_lines(self, path: str) -> Iterator[dict[str, Any]]:
         """Send a POST and yield the JSON lines of the response as they arrive. Raises as `http_json` does."""
-        with _Http(self.admin_url, lambda: self.admin_token) as connection:
+        with _Http(self.admin_url, lambda: self.admin_token, broker=self._broker) as connection:
             response = connection.request("POST", path)
             try:
                 while line := response.readline():
@@ -301,14 +304,15 @@ def http_json(
     body: object = None,
     token: Token | None = None,
     timeout_s: float = REQUEST_TIMEOUT_S * 2,
+    broker: int | None = None,
 ) -> Any:
     """Send `body` as JSON to `url` + `path` and return the parsed JSON of the response.
 
-    `timeout_s`: for connecting, and for each piece of the answer.
+    `timeout_s`: for connecting, and for each piece of the answer. `broker`: whose answer is wanted; None: anyone's.
 
-    Raises the `TidelogError` for the status, `Unavailable` if there is no response.
+    Raises the `TidelogError` for the status, `Unavailable` if there is no response, or another broker answers.
     """
-    with _Http(url, token, timeout_s) as connection:
+    with _Http(url, token, timeout_s, broker) as connection:
         response = connection.request(method, path, body)
         try:
             return json.loads(response.read())
@@ -335,9 +339,16 @@ def http_text(url: str, path: str, *, limit_bytes: int, timeout_s: float = REQUE
 class _Http:
     """A connection to an admin HTTP server, closed at the end of the block."""
 
-    def __init__(self, url: str, token: Token | None = None, timeout_s: float = REQUEST_TIMEOUT_S * 2) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: Token | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S * 2,
+        broker: int | None = None,
+    ) -> None:
         self._url = url
         self._token = token
+        self._headers = {} if broker is None else {BROKER_HEADER: str(broker)}
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
 
@@ -360,7 +371,7 @@ class _Http:
 
     def _send(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         try:
-            self._connection.request(method, path, body, dict(headers))
+            self._connection.request(method, path, body, {**self._headers, **headers})
             return self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(
@@ -382,6 +393,7 @@ def _http_error(response: http.client.HTTPResponse, request: str) -> TidelogErro
         404: NotFound,
         409: Unavailable,
         412: AlreadyExists,
+        421: Unavailable,
         504: StillUnderWay,
     }
     kind = kinds.get(response.status, Unavailable if response.status in (502, 503) else TidelogError)

@@ -65,9 +65,9 @@ class AdminAsk:
     def __init__(self, cluster: ClusterConnection) -> None:
         self._cluster = cluster
 
-    def get(self, url: str, path: str) -> Any:
+    def get(self, url: str, path: str, broker: int | None = None) -> Any:
         """See `Ask.get`."""
-        return http_json(url, path, timeout_s=SHORT_S if path in _QUICK else ANSWER_S)
+        return http_json(url, path, timeout_s=SHORT_S if path in _QUICK else ANSWER_S, broker=broker)
 
     def text(self, url: str, path: str) -> str:
         """See `tidelog.doctor.parts.AskText`."""
@@ -153,6 +153,6 @@ def bootstrap_of(target: DoctorTarget, config: Config) -> tuple[str, bool]:
 def _cluster(connection: ClusterConnection, ask: AdminAsk, *, is_named: bool) -> tuple[ClusterView, list[NodeView]]:
 
     def status() -> Mapping[str, Any]:
-        return gather(connection.get("/status"), lambda url: ask.get(url, "/status"))
+        return gather(connection.get("/status"), lambda url, broker: ask.get(url, "/status", broker))
 
     return look_at_cluster(connection.bootstrap, status, ask, is_named=is_named)

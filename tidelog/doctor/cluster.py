@@ -40,8 +40,8 @@ class NoToken(TidelogError):
 class Ask(Protocol):
     """Sends requests to the admin HTTP at a URL. Both raise `TidelogError`: `NotFound` for what a version lacks."""
 
-    def get(self, url: str, path: str) -> Any:
-        """Return the document of a GET."""
+    def get(self, url: str, path: str, broker: int | None = None) -> Any:
+        """Return the document of a GET. `broker`: whose answer is wanted; raises `Unavailable` if another answers."""
         ...
 
     def post(self, url: str, path: str) -> Any:
@@ -90,13 +90,13 @@ def look_at_cluster(
 
 
 def _sort_out(document: Mapping[str, Any], ask: Ask) -> tuple[list[_AskedNode], dict[int, str]]:
-    """Return the brokers that answer, and the living ones that do not, with the reason."""
+    """Return the brokers that answer themselves, and the living ones that do not, with the reason."""
     answering, silent = [], {}
     for row in document["nodes"]:
         if "broker" not in row["roles"] or row["state"] not in GOOD_STATES:
             continue
         try:
-            ask.get(row["admin_url"], "/healthz")
+            ask.get(row["admin_url"], "/healthz", int(row["id"]))
         except TidelogError as error:
             silent[int(row["id"])] = error.message
         else:

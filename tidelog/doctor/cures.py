@@ -25,6 +25,10 @@ _CURES: Final = (
         "correct the credentials or their policy; all goes on by itself",
     ),
     (
+        r"answers at .*, not broker \d+",
+        "set admin.host or admin.advertised_host of that broker to what reaches it from here",
+    ),
+    (
         r"its coordinator answers nobody",
         "look at what the error names and at that broker's log; it is tried again by itself",
     ),

@@ -53,7 +53,7 @@ def _told(row: Row) -> Row:
     told: Row = {"roles": None, "led": None, "upload_bytes": None}
     if row["state"] != "dead" and row["admin_url"]:
         try:
-            status = http_json(row["admin_url"], "/status")
+            status = http_json(row["admin_url"], "/status", broker=row["id"])
         except TidelogError:
             status = None  # the row is shown without these; `tidelog status` reports the cause
         if status is not None:
@@ -291,7 +291,7 @@ def remove(
     if here.runs:
         up_control.ask(directory, {"do": "stop", "id": broker_id})
     try:
-        answer = cluster.at(others[0]["admin_url"]).post(f"/brokers/remove?id={broker_id}")
+        answer = cluster.at(others[0]["admin_url"], others[0]["id"]).post(f"/brokers/remove?id={broker_id}")
     except NotFound:
         if not here.left:
             raise

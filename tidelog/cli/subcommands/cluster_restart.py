@@ -162,7 +162,7 @@ class _RestartedCluster:
     def is_ready(self, row: Document) -> bool:
         """Whether a broker says that it serves everything that it leads."""
         try:
-            http_json(row["admin_url"], "/readyz")
+            http_json(row["admin_url"], "/readyz", broker=row["id"])
         except TidelogError:
             return False
         return True

@@ -73,7 +73,7 @@ def _ask(cluster: ClusterConnection) -> list[dict[str, Any]]:
             continue
         try:
             if node["state"] in GOOD_STATES:
-                usages.append(http_json(node["admin_url"], USAGE))
+                usages.append(http_json(node["admin_url"], USAGE, broker=node["id"]))
             else:
                 output.warn(f"broker {node['id']} is {node['state']}: its bucket usage is missing")
         except TidelogError as error:

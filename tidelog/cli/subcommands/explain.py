@@ -91,9 +91,9 @@ def _parse(text: str) -> _RecordPlace:
 def _story(cluster: ClusterConnection, place: _RecordPlace) -> Document:
     """Ask the leader for the record, and all brokers for their groups. Raises `NotFound`, `Unavailable`."""
     nodes = cluster.get("/status")["nodes"]
-    leader = _leader(cluster, place, nodes)
+    leader, url = _leader(cluster, place, nodes)
     query = urlencode({"topic": place.topic, "partition": place.partition, "offset": place.offset})
-    document: Document = http_json(leader, f"/explain?{query}")
+    document: Document = http_json(url, f"/explain?{query}", broker=leader)
     groups: list[Document] = []
     problems: list[str] = []
     where = urlencode({"topic": place.topic, "partition": place.partition})
@@ -110,8 +110,8 @@ def _story(cluster: ClusterConnection, place: _RecordPlace) -> Document:
     return document
 
 
-def _leader(cluster: ClusterConnection, place: _RecordPlace, nodes: Iterable[Document]) -> str:
-    """Return the admin URL of the partition's leader."""
+def _leader(cluster: ClusterConnection, place: _RecordPlace, nodes: Iterable[Document]) -> tuple[int, str]:
+    """Return the partition's leader, and its admin URL."""
     rows = cluster.get(f"/partitions?{urlencode({'topic': place.topic})}")["partitions"]
     row = next((one for one in rows if one["partition"] == place.partition), None)
     if row is None:
@@ -131,7 +131,7 @@ def _leader(cluster: ClusterConnection, place: _RecordPlace, nodes: Iterable[Doc
             f"broker {row['leader']} leads {place.topic}:{place.partition}, and its admin HTTP is not known",
             hint="`tidelog status` shows the brokers",
         )
-    return str(url)
+    return row["leader"], str(url)
 
 
 def _ask_all(nodes: Iterable[Document], path: str, problems: list[str]) -> list[Document]:
@@ -144,7 +144,7 @@ def _ask_all(nodes: Iterable[Document], path: str, problems: list[str]) -> list[
             problems.append(f"broker {node['id']} is dead: what it knew is not told")
             continue
         try:
-            answers.append(http_json(node["admin_url"], path, timeout_s=BROKER_TIMEOUT_S))
+            answers.append(http_json(node["admin_url"], path, timeout_s=BROKER_TIMEOUT_S, broker=node["id"]))
         except (Unavailable, NotFound) as error:
             problems.append(f"broker {node['id']}: {error.message}")
     return answers

@@ -211,7 +211,7 @@ def _tell_others(cluster: ClusterConnection, object_ids: tuple[int, ...], findin
             continue
         theirs: list[dict[str, Any]] = []
         try:
-            _follow(cluster.at(row["admin_url"]), object_ids, theirs, {}, suspects=True)
+            _follow(cluster.at(row["admin_url"], row["id"]), object_ids, theirs, {}, suspects=True)
         except TidelogError as error:
             output.warn(f"broker {row['id']} keeps what it takes for damaged: {error.message}")
         findings += [one for one in theirs if (one["object"], one["part"], one["position"]) not in known]

@@ -96,12 +96,12 @@ def _states(
 def _brokers(cluster: ClusterConnection) -> dict[int, ClusterConnection]:
     """Connections to each live broker, by id."""
     asked = cluster.get("/status")
-    found = {asked["node_id"]: cluster.at(cluster.admin_url)}
+    found = {asked["node_id"]: cluster.at(cluster.admin_url, asked["node_id"])}
     for node in asked["nodes"]:
         if "broker" not in node["roles"] or node["id"] in found:
             continue
         if node["state"] in GOOD_STATES:
-            found[node["id"]] = cluster.at(node["admin_url"])
+            found[node["id"]] = cluster.at(node["admin_url"], node["id"])
         else:
             output.warn(f"broker {node['id']} is {node['state']}: its objects are not compacted")
     return dict(sorted(found.items()))

@@ -94,7 +94,7 @@ def _moves_of(urls: dict[int, str], leader: int | None) -> Row:
     if leader is None:
         return dict(_NOTHING_TOLD)
     try:
-        found = http_json(urls[leader], "/moves")
+        found = http_json(urls[leader], "/moves", broker=leader)
     except (KeyError, Unavailable):
         return dict(_NOTHING_TOLD)
     assert isinstance(found, dict)

@@ -95,7 +95,8 @@ def _with_live(cluster: ClusterConnection, replica_set: int) -> Document:
     live, url, problem = document["live"], document["master_admin_url"], None
     if live is None and url:
         try:
-            live = http_json(url, f"/replica-sets/describe?id={replica_set}", timeout_s=MASTER_TIMEOUT_S)["live"]
+            path = f"/replica-sets/describe?id={replica_set}"
+            live = http_json(url, path, timeout_s=MASTER_TIMEOUT_S, broker=document["master"])["live"]
             problem = (
                 None if live is not None else f"broker {document['master']} does not lead the set yet, or any more"
             )

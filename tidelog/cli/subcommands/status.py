@@ -14,7 +14,7 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.options import bootstrap_option, format_option, watch_option
-from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.errors import TidelogError, Unavailable
 
 SOMETHING_WRONG = 10
 """Exit code."""
@@ -36,14 +36,14 @@ def status(style: str, watch_s: float | None, bootstrap: str) -> None:
         raise click.exceptions.Exit(SOMETHING_WRONG)
 
 
-def _ask(admin_url: str) -> Document:
-    answer = http_json(admin_url, "/status")
-    assert isinstance(answer, dict)
+def _ask(admin_url: str, broker: int) -> Document:
+    answer: Document = http_json(admin_url, "/status", broker=broker)
     return answer
 
 
-def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
-    """Return a document of the whole cluster: that of the connected node, with the results of `ask` for the others.
+def gather(asked: Document, ask: Callable[[str, int], Document]) -> Document:
+    """Return a document of the whole cluster: that of the connected node, with the results of `ask` for the others:
+    it gets the admin URL and the id of each.
 
     `partitions`, `wal`, `upload`, `memory`, `bucket` and `health` are each node's own; `problems` are those of all.
     """
@@ -62,7 +62,7 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
             nodes.append(row)
             continue
         try:
-            answer = ask(row["admin_url"])
+            answer = _checked(ask(row["admin_url"], row["id"]), row)
         except TidelogError as error:
             problems.append(f"broker {row['id']}: {error.message}")
             nodes.append(row)
@@ -83,6 +83,13 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
         "moves": asked["moves"],
         "problems": problems,
     }
+
+
+def _checked(answer: Any, row: Document) -> Document:
+    """Return an answer that is a broker's own. Raises `Unavailable`: an older broker answers for any other."""
+    if not isinstance(answer, dict) or answer.get("node_id") != row["id"]:
+        raise Unavailable(f"what answers at {row['admin_url']} is another broker or program")
+    return answer
 
 
 def _failovers(lost: list[Document], taking_over: list[Document]) -> list[Document]:

@@ -341,7 +341,8 @@ def _cleanings(cluster: ClusterConnection, name: str, brokers: Collection[int | 
         if node["id"] not in brokers or not node["admin_url"]:
             continue
         with contextlib.suppress(TidelogError):
-            rows = http_json(node["admin_url"], "/status").get("log_compaction", {}).get("partitions", ())
+            status = http_json(node["admin_url"], "/status", broker=node["id"])
+            rows = status.get("log_compaction", {}).get("partitions", ())
             found.update({row["partition"]: row for row in rows if row["topic"] == name})
     return found
 

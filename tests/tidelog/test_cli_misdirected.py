@@ -1,0 +1,99 @@
+"""Commands and the console ask a broker by its address, where another one answers: both tell loopback."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.cluster import Cluster
+from tidelog.broker import parts
+from tidelog.broker.settings import AdminSettings
+from tidelog.chaos.ports import free_port
+from tidelog.cli.examine import DoctorTarget, gather_facts
+from tidelog.cli.main import cli
+from tidelog.cli.subcommands.status import gather
+from tidelog.console.link import ClusterLink
+from tidelog.console.passed_on import PassedOn
+from tidelog.doctor.judge import judge
+from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.task_errors import TaskErrors
+
+ANSWERS = "broker 1 answers at 127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def misled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Broker 2 tells the address of its own loopback, which is broker 1's here."""
+    port = free_port()
+    admins = {
+        1: AdminSettings(port=port),
+        2: AdminSettings(host="127.0.0.2", port=port, advertised_host="127.0.0.1"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "ERRORS", TaskErrors())  # those of other tests in this process
+        with Cluster(tmp_path_factory.mktemp("misled"), brokers=2, admins=admins) as cluster:
+            yield cluster
+
+
+def told(cluster: Cluster, *arguments: str) -> tuple[Any, str]:
+    """Return the document of a command that begins with broker 1, and what it says on standard error."""
+    bootstrap = f"127.0.0.1:{cluster.nodes[1].bootstrap[1]}"
+    result = CliRunner().invoke(cli, [*arguments, "--format", "json", "--bootstrap", bootstrap])
+    return json.loads(result.stdout), result.stderr
+
+
+def test_the_status_of_a_broker_is_not_that_of_the_one_that_answers(misled: Cluster) -> None:
+    document, _ = told(misled, "status")
+    one, other = [each for each in document["nodes"] if "broker" in each["roles"]]
+    assert "wal" in one and "wal" not in other
+    assert [each for each in document["problems"] if each.startswith(f"broker 2: {ANSWERS}")]
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"node_id": 1}], ids=["program", "document", "older broker"])
+def test_nor_is_what_an_older_broker_or_another_program_answers(misled: Cluster, answer: Any) -> None:
+    asked, _ = told(misled, "status")
+    asked["failover"] = {}
+    document = gather(asked, lambda _url, _broker: answer)
+    assert [each for each in document["problems"] if each.endswith("is another broker or program")]
+
+
+def test_its_bucket_requests_are_not_paid_for_twice(misled: Cluster) -> None:
+    document, warned = told(misled, "cost")
+    assert [each["node_id"] for each in document["nodes"]] == [1]
+    assert ANSWERS in warned
+
+
+def test_its_slow_requests_are_not_told_twice(misled: Cluster) -> None:
+    document, _ = told(misled, "explain", "--slow")
+    assert list(document["since_ms"]) == ["1"]
+    assert ANSWERS in document["problems"][0]
+
+
+def test_its_backlog_is_not_that_of_another(misled: Cluster) -> None:
+    rows, _ = told(misled, "broker", "list")
+    assert [each["upload_bytes"] is None for each in rows] == [False, True]
+
+
+async def test_the_console_shows_an_error_for_it_and_not_the_figures_of_another(misled: Cluster) -> None:
+    url = misled.nodes[1].parts.servers.admin.url
+    link = ClusterLink(lambda: url, time.monotonic)
+    try:
+        found = await link.read_all(PassedOn("/status", []))
+        assert list(found["answers"]) == ["1"] and ANSWERS in found["errors"]["2"]
+        with pytest.raises(Unavailable, match=ANSWERS):
+            await link.read(PassedOn("/status", []), broker=2)
+    finally:
+        await link.close()
+
+
+def test_the_doctor_tells_of_the_address_and_does_not_take_one_node_for_two(misled: Cluster) -> None:
+    bootstrap = f"127.0.0.1:{misled.nodes[1].bootstrap[1]}"
+    facts = gather_facts(DoctorTarget(None, (), None, bootstrap, False)).facts
+    assert {each.where for each in facts.nodes} == {"broker 1", "controller 0"}
+    silent = [each for each in judge(facts) if each.check == "node.silent"]
+    assert [(each.where, ANSWERS in each.seen) for each in silent] == [("broker 2", True)]
