@@ -141,6 +141,8 @@ class TcpNetwork:
                 raise OSError(errno.EADDRINUSE, "another process has just begun to listen there")
         except OSError as error:
             raise cannot_listen(host, port, error) from error
+        except UnicodeError as error:  # a label of the name is empty or too long
+            raise cannot_listen(host, port, OSError(errno.EADDRNOTAVAIL, str(error))) from error
         return _TcpListener(server)
 
     async def connect(

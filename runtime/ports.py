@@ -10,6 +10,7 @@ Entry: `choose_port`, `check_free`.
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Container, Sequence
@@ -45,13 +46,16 @@ def lasting_ports(ephemeral: range | None = None) -> Sequence[int]:
 
 
 def check_free(host: str, port: int, *, lingering: bool = False) -> None:
-    """Raise `OSError` if `host`:`port` cannot be listened on now.
+    """Raise `OSError` if `host`:`port` cannot be listened on now, or `host` cannot be the name of one.
 
     With `lingering`, closed connections of a previous listener are ignored, as a new listener ignores them.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except UnicodeError as error:  # a label of the name is empty or too long
+        raise OSError(errno.EADDRNOTAVAIL, str(error)) from error
     with socket.socket(family, kind, protocol) as probe:
         if lingering:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -42,6 +43,7 @@ from tidelog.storage.settings import (
 
 ENV_PREFIX = "TIDELOG_"
 SECRETS = frozenset({"s3.secret_access_key"})
+URLS = frozenset({"admin.schema_registry", "s3.endpoint", "tracing.endpoint"})
 HIDDEN = "********"
 """Stands for the value of a secret."""
 
@@ -208,8 +210,8 @@ def _assign(config: Config, key: str, value: Any, source: str) -> None:
     wanted = next(field.type for field in msgspec.structs.fields(type(struct)) if field.name == name)
     shown = HIDDEN if key in SECRETS else repr(value)
     textual = isinstance(value, str)
-    if textual and not _is_utf_8(value):
-        raise ConfigError(f"configuration key {key!r} (from {source}) has invalid value {shown}: it is not UTF-8")
+    if textual and (problem := _problem_of(key, value)):
+        raise ConfigError(f"configuration key {key!r} (from {source}) has invalid value {shown}: {problem}")
     if textual and msgspec.inspect.type_info(wanted).__class__ is msgspec.inspect.ListType:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
@@ -219,13 +221,20 @@ def _assign(config: Config, key: str, value: Any, source: str) -> None:
     setattr(struct, name, converted)
 
 
-def _is_utf_8(text: str) -> bool:
-    """Whether it can be written: what the system gives as a path or variable may have other bytes in it."""
+def _problem_of(key: str, text: str) -> str:
+    """Return why a text can be no value of a setting; empty if it can."""
     try:
         text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeEncodeError:  # what the system gives as a path or variable may have other bytes in it
+        return "it is not UTF-8"
+    if "\0" in text:
+        return "it has a NUL, which no path, host or name may have"
+    if key in URLS:
+        try:
+            _ = urlsplit(text).port
+        except ValueError as error:  # a port that is none, or half an IPv6 address
+            return str(error)
+    return ""
 
 
 def exposed_secrets(loaded: Loaded) -> list[str]:

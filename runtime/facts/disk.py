@@ -105,9 +105,9 @@ def probe_disk(path: Path, clock: Clock, *, budget_s: float = BUDGET_S) -> DiskF
 
 
 def nearest_existing(path: Path) -> Path | None:
-    """Return `path` if it is a directory, else the nearest one above it that is."""
+    """Return `path` if it is a directory that this user can see, else the nearest one above it that is."""
     for each in (path, *path.absolute().parents):
-        if each.is_dir():
+        if os.path.isdir(each):  # of what it may not look at, `Path.is_dir` raises
             return each
     return None
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.loops import BOTH_LOOPS
 from tidelog.runtime.errors import Unavailable
 from tidelog.runtime.network import AddressInUse, ConnectionRefused, TcpNetwork, refuses
+from tidelog.runtime.ports import choose_port
 
 LOOPS = BOTH_LOOPS
 
@@ -64,6 +65,15 @@ async def test_a_connection_that_is_lost_while_it_is_made_is_unavailable() -> No
             await TcpNetwork().connect(Hasty, *listener.address, timeout_s=10)
     finally:
         await listener.close()
+
+
+@pytest.mark.parametrize("host", ["broker..example", "a" * 300])
+async def test_a_name_that_no_host_can_have_is_told_as_one_to_listen_on(host: str) -> None:
+    with pytest.raises(AddressInUse, match="cannot listen on") as told:
+        await TcpNetwork().listen(asyncio.Protocol, host, 0)
+    assert told.value.hint == "check the host and port in the configuration"
+    with pytest.raises(AddressInUse, match="cannot listen on"):
+        choose_port(host)
 
 
 async def test_a_port_where_another_process_begins_to_listen_between_bind_and_listen_is_in_use(

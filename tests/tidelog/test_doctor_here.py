@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import io
 import json
 import os
 import resource
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +201,31 @@ def test_a_damaged_layout_of_a_cluster_is_found(data: Path) -> None:
     assert "data.damaged" in names(found)
 
 
+def test_a_directory_that_may_not_be_looked_into_is_told_and_the_rest_is_judged(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to a user who is not the one of the service, whose directory above has mode 700."""
+
+    def refusing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(path: Any, *more: Any, **named: Any) -> Any:
+            if not isinstance(path, int) and Path(os.fspath(path)).is_relative_to(data):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return real(path, *more, **named)
+
+        return refused
+
+    for module, name in ((os, "stat"), (os, "open"), (os, "scandir"), (io, "open")):
+        monkeypatch.setattr(module, name, refusing(getattr(module, name)))
+    (tmp_path / "t.toml").write_text(f"[node]\ndata_dir = '{data}'\n[kafka]\nport = 0\n")
+    found = doctor("--config", tmp_path / "t.toml", "--set", "wal.kind=memory")
+    assert {"data.damaged", "config.memory-wal"} <= names(found)
+    (told,) = [each for each in found if each["check"] == "data.damaged"]
+    assert told["seen"].endswith("Permission denied") and "as the user of the node" in told["cure"]
+    file = tmp_path / "b.tar.gz"
+    run("debug", "bundle", "--offline", "-o", file, "--config", tmp_path / "t.toml", code=0)
+    assert file.exists()
+
+
 def test_ports_that_are_taken_or_of_another_machine_are_found(data: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -272,6 +300,26 @@ def test_a_collector_is_tried_before_the_first_start_and_a_missing_library_is_a_
 
 
 # --- the bucket ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "check"),
+    [
+        ("tracing.endpoint=http://collector:99999", "config.invalid-value"),
+        ("tracing.endpoint=http://[::1", "config.invalid-value"),
+        ("admin.schema_registry=http://registry:8o81", "config.invalid-value"),
+        ("s3.endpoint=http://[::1", "config.invalid-value"),
+        ("s3.endpoint=http://minio:99999", "config.invalid-value"),
+        ("kafka.host=broker..example", "port.host"),
+        ("kafka.host=" + "a" * 300, "port.host"),
+        ("s3.secret_access_key_file=a\0b", "config.invalid-value"),
+    ],
+)
+def test_an_address_or_path_that_cannot_be_one_is_told_and_the_rest_is_judged(
+    data: Path, setting: str, check: str
+) -> None:
+    found = doctor("--data-dir", data, "--set", setting, "--set", "wal.kind=memory", code=PROBLEM)
+    assert {check, "config.memory-wal"} <= names(found)
 
 
 def test_settings_that_no_bucket_can_be_opened_with_are_found(data: Path) -> None:

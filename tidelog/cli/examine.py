@@ -19,7 +19,7 @@ from tidelog.config import Config, Loaded, examine, parse_set
 from tidelog.doctor.bundle import MAX_ENTRY_BYTES
 from tidelog.doctor.cluster import NoToken, look_at_cluster
 from tidelog.doctor.facts import ClusterView, Facts, NodeView
-from tidelog.doctor.here import look_here
+from tidelog.doctor.here import is_cluster, look_here
 from tidelog.doctor.masking import MAX_FILE_BYTES, known_secrets
 from tidelog.doctor.parts import secrets_in_files
 from tidelog.process import cluster_layout
@@ -111,7 +111,7 @@ def gather_facts(target: DoctorTarget) -> Gathered:
     cluster: ClusterView | None = None
     if not target.offline:
         cluster, views = _cluster(connection, ask, is_named=is_named)
-    if target.names_configuration or cluster is None or cluster.error or Path(loaded.config.node.data_dir).exists():
+    if target.names_configuration or cluster is None or cluster.error or os.path.exists(loaded.config.node.data_dir):
         views = [*asyncio.run(look_here(loaded, SystemClock())), *views]
     if cluster is not None and cluster.error and any(each.directory and each.directory.holder for each in views):
         cluster = ClusterView(bootstrap=cluster.bootstrap, error=cluster.error, hint=cluster.hint, is_named=True)
@@ -138,7 +138,7 @@ def bootstrap_of(target: DoctorTarget, config: Config) -> tuple[str, bool]:
     if not target.names_configuration:
         return DEFAULT_BOOTSTRAP, False
     try:
-        nodes = cluster_layout.nodes(config) if cluster_layout.is_cluster(config) else [config]
+        nodes = cluster_layout.nodes(config) if is_cluster(config) else [config]
     except CorruptData:
         nodes = [config]
     addresses = []

@@ -4,7 +4,7 @@ Nothing is changed: the probe of a disk has no name, ports are bound and release
 below the prefix of `tidelog.storage.bucket.rights`. An embedded bucket of another user is not tried, because what is
 made there would be this user's.
 
-Entry: `look_here`.
+Entry: `look_here`, `is_cluster`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LOCK_FILE: Final = "lock"
 async def look_here(loaded: Loaded, clock: Clock) -> list[NodeView]:
     """Look at the node that the configuration describes or, over the directory of a `tidelog up`, at each of its."""
     config = loaded.config
-    if not cluster_layout.is_cluster(config):
+    if not is_cluster(config):
         return [await _look(config, loaded.sources, "this configuration", clock)]
     path = Path(config.node.data_dir)
     try:
@@ -62,12 +62,20 @@ async def look_here(loaded: Loaded, clock: Clock) -> list[NodeView]:
     return views
 
 
+def is_cluster(config: Config) -> bool:
+    """As of `cluster_layout`; False of a directory that may not be looked into, which `directory_facts` tells."""
+    try:
+        return cluster_layout.is_cluster(config)
+    except OSError:
+        return False
+
+
 async def _look(
     config: Config, sources: Mapping[str, str], where: str, clock: Clock, *, tries_bucket: bool = True
 ) -> NodeView:
     settings = setting_facts(Loaded(config, dict(sources)))
     directory = await asyncio.to_thread(directory_facts, Path(config.node.data_dir))
-    disks = await asyncio.to_thread(probe_disks, own_folders(config), clock)
+    disks = await asyncio.to_thread(probe_disks, _folders(config), clock)
     rights, error = await _try_bucket(config, clock) if tries_bucket else (None, None)
     told = await asyncio.to_thread(
         own_facts, directory.node, config.node.roles, OwnFacts(lambda: settings), clock, directory.cluster_id, {}
@@ -89,6 +97,14 @@ async def _look(
     )
 
 
+def _folders(config: Config) -> list[Path]:
+    """The folders of a node; of a directory that may not be looked into only that."""
+    try:
+        return own_folders(config)
+    except OSError:
+        return [Path(config.node.data_dir)]
+
+
 def directory_facts(path: Path) -> DirectoryFacts:
     """Read whose a data directory is, and which process has it."""
     facts = DirectoryFacts(path=str(path), holder=_holder(path / LOCK_FILE))
@@ -97,7 +113,9 @@ def directory_facts(path: Path) -> DirectoryFacts:
     except CorruptData as error:
         return msgspec.structs.replace(facts, damage=error.message, hint=error.hint or "")
     except OSError as error:
-        return msgspec.structs.replace(facts, damage=f"{path / IDENTITY_FILE} cannot be read: {error.strerror}")
+        told = f"{path / IDENTITY_FILE} cannot be read: {error.strerror}"
+        hint = "run this as the user of the node; if that is who you are, correct owner and mode of the directory"
+        return msgspec.structs.replace(facts, damage=told, hint=hint)
     if identity is None:
         return facts
     return msgspec.structs.replace(facts, node=identity["broker_id"], cluster_id=identity["cluster_id"])

@@ -77,7 +77,7 @@ def add_machine(bundle: Bundle, loaded: Loaded, environment: Mapping[str, str], 
     told = {name: value for name, value in sorted(environment.items()) if name.startswith(("TIDELOG_", "AWS_"))}
     bundle.add_text("environment.txt", "".join(f"{name}={value}\n" for name, value in told.items()))
     data_dir = Path(loaded.config.node.data_dir)
-    if data_dir.is_dir():
+    if os.path.isdir(data_dir):  # False of one that may not be looked at
         bundle.add_text("files.txt", "".join(f"{line}\n" for line in listing(data_dir)))
         logs = [*logs, *sorted(data_dir.glob("*.log")), *sorted(data_dir.glob("node-*/*.log"))]
     for number, log in enumerate(list(dict.fromkeys(logs))[:MAX_LOGS], 1):
