@@ -32,8 +32,8 @@ LEAST_CHARACTERS: Final = 6
 MAX_FILE_BYTES: Final = 64 << 10
 
 _NAMES: Final = (
-    r"password|passwd|secret|token|credential|private_?key|access_?key|api_?key|session_?key|salt|stored_?key"
-    r"|server_?key|client_?key|sasl\.jaas"
+    r"password|passwd|passphrase|secret|token|credential|(?:private|access|api|session|stored|server|client)[_-]?key"
+    r"|salt|sasl\.jaas"
 )
 SECRET_NAME: Final = re.compile(_NAMES, re.IGNORECASE)
 _FILE_NAME: Final = re.compile(r"(_file|_path|_dir|\.py)$", re.IGNORECASE)
@@ -42,7 +42,7 @@ _JSON_WORD: Final = re.compile(r"-?\d[\d.eE+-]*|true|false|null|[\[{].*")
 """What stands unquoted in JSON."""
 _NAMED: Final = re.compile(
     rf"""(?<![\w.-])(?=[\w.-]*?(?:{_NAMES}))(?P<name>[\w.-]++)(?P<between>\\*["']?\s*[=:]\s*)"""
-    rf"""(?:(?P<open>\\*["'])(?P<quoted>.*?)(?P<close>(?P=open))|(?P<plain>[^\s"',;&}}\])\\]+))""",
+    rf"""(?:(?P<open>\\*["'])(?P<quoted>.*?(?<!\\)(?=(?P=open))|.*?)(?P<close>(?P=open))|(?P<plain>[^\s"',;&}}\])\\]+))""",
     re.IGNORECASE,
 )
 _PEM: Final = re.compile(
@@ -57,7 +57,7 @@ _OTHERS: Final = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {MASK}"),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), MASK),
     (re.compile(r"(?i)\b(x-amz-(?:signature|credential|security-token)=)[^&\s\"']+"), rf"\1{MASK}"),
-    (re.compile(r"(://[^/\s:@]+:)[^/\s@]+(@)"), rf"\1{MASK}\2"),
+    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+(@)"), rf"\1{MASK}\2"),
     (re.compile(r"(?<![\w.])([psv]=)[A-Za-z0-9+/]{16,}={0,2}"), rf"\1{MASK}"),
     (re.compile(rf"(?<![\w+/])(?={_RUN}[A-Z])(?={_RUN}[a-z])(?={_RUN}[0-9])[A-Za-z0-9+/]{{40,}}={{0,2}}"), MASK),
 )
