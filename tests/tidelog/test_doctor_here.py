@@ -160,6 +160,20 @@ def test_a_disk_with_no_room_is_found(
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="missing: /dev/shm")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_takes_no_byte_more_is_full_and_not_out_of_order(
+    data: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_arguments: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    found = doctor(*quiet(data), code=PROBLEM)
+    assert "disk.full" in names(found) and "disk.unusable" not in names(found)
+    (told,) = [each for each in found if each["check"] == "disk.full"]
+    assert os.strerror(code) in told["seen"] and told["cure"].startswith("make room")
+
+
 def test_a_directory_in_memory_is_a_problem(data: Path) -> None:
     path = Path("/dev/shm") / f"doctor-{os.getpid()}"
     found = doctor("--data-dir", path, "--set", "kafka.port=0", code=PROBLEM)

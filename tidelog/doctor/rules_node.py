@@ -5,6 +5,8 @@ Entry: `judge_node`; one function for each kind of fact.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from typing import Final
 
@@ -29,6 +31,8 @@ IMPLAUSIBLE_P50_MS: Final = 0.01
 """The write to the device and its answer take longer; what is faster was never sent."""
 FULL_BYTES: Final = 128 * MIB
 """Room for a file of the WAL, and for the controller's journal and snapshot."""
+NO_ROOM: Final = frozenset(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+"""What a disk says that takes nothing more, or nothing more of this user."""
 FEW_FILES: Final = 1_000
 LEAST_OPEN_FILES: Final = 2 * RESERVED
 USED_SHARE: Final = 0.9
@@ -89,6 +93,9 @@ def judge_directory(
 def judge_disk(where: str, disk: DiskFacts, config: Config | None) -> list[DoctorFinding]:
     """Judge one file system that a node keeps data on."""
     name = disk.path if len(disk.holds) < 2 else f"{disk.path} (with {', '.join(disk.holds[1:])})"
+    if disk.error in NO_ROOM:
+        few = [each for each in _room(where, name, disk, config) if each.check == "disk.few-files"]
+        return [found("disk.full", where, f"{name}: {disk.error}"), *few]
     if disk.error:
         return [found("disk.unusable", where, f"{name}: {disk.error}")]
     findings = _kind_of_disk(where, name, disk) + _room(where, name, disk, config)
