@@ -14,13 +14,14 @@ from tests.support.cluster import Cluster
 from tidelog.broker import parts
 from tidelog.broker.settings import AdminSettings
 from tidelog.chaos.ports import free_port
+from tidelog.cli.client import http_json
 from tidelog.cli.examine import DoctorTarget, gather_facts
 from tidelog.cli.main import cli
 from tidelog.cli.subcommands.status import gather
 from tidelog.console.link import ClusterLink
 from tidelog.console.passed_on import PassedOn
 from tidelog.doctor.judge import judge
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import TidelogError, Unavailable
 from tidelog.runtime.task_errors import TaskErrors
 
 ANSWERS = "broker 1 answers at 127.0.0.1"
@@ -72,6 +73,18 @@ def test_its_slow_requests_are_not_told_twice(misled: Cluster) -> None:
     document, _ = told(misled, "explain", "--slow")
     assert list(document["since_ms"]) == ["1"]
     assert ANSWERS in document["problems"][0]
+
+
+def test_a_broker_that_fails_does_not_keep_what_others_tell(misled: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(url: str, path: str, *, broker: int, timeout_s: float) -> Any:
+        if broker == 2:
+            raise TidelogError("returned 500 Internal Server Error")
+        return http_json(url, path, broker=broker, timeout_s=timeout_s)
+
+    monkeypatch.setattr("tidelog.cli.subcommands.explain.http_json", fails)
+    document, _ = told(misled, "explain", "--slow")
+    assert list(document["since_ms"]) == ["1"]
+    assert document["problems"] == ["broker 2: returned 500 Internal Server Error"]
 
 
 def test_its_backlog_is_not_that_of_another(misled: Cluster) -> None:

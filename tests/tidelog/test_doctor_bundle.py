@@ -250,6 +250,16 @@ def test_a_bundle_is_bounded_and_says_what_was_cut(tmp_path: Path, monkeypatch: 
         made.write(tmp_path / "no-such-folder" / "b.tar.gz", 1_000)
 
 
+def test_a_file_whose_name_is_no_text_has_its_place(tmp_path: Path) -> None:
+    made = Bundle(Masker([]))
+    made.add_text("logs/\udcff.log", "a line\n")
+    made.lack("logs/\udcfe.log", "it cannot be read")
+    file = tmp_path / "b.tar.gz"
+    made.write(file, 1_000)
+    content = unpacked(file)
+    assert b"a line" in content and rb"\udcff.log" in content and rb"\udcfe.log" in content
+
+
 def test_the_end_of_a_log_has_whole_lines(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("".join(f"line {number}\n" for number in range(1_000)))

@@ -34,6 +34,11 @@ class _Entry(NamedTuple):
     left_out_bytes: int
 
 
+def _name(name: str) -> str:
+    """Return the name of an entry as text: a file's name may be any bytes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 class Bundle:
     """An archive in the making."""
 
@@ -46,6 +51,7 @@ class Bundle:
 
     def add_text(self, name: str, text: str, *, keeps_end: bool = False) -> None:
         """Add a text; of one that is too long the begin is kept, or the end."""
+        name = _name(name)
         content = self._masker.mask(text).encode("utf-8", "replace")
         room = min(MAX_ENTRY_BYTES, MAX_BUNDLE_BYTES - self._size)
         if room <= 0:
@@ -61,7 +67,7 @@ class Bundle:
 
     def lack(self, name: str, why: str) -> None:
         """Note that something could not be had."""
-        self.missing[name] = self._masker.mask(why)
+        self.missing[_name(name)] = self._masker.mask(why)
 
     def manifest(self, made_ms: int) -> dict[str, Any]:
         """Describe the entries."""

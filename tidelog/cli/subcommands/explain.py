@@ -17,7 +17,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import partition_names
 from tidelog.cli.options import admin_options, format_option, watch_option
-from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
+from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 
 MAX_LIMIT = 100
 BROKER_TIMEOUT_S = 10.0
@@ -135,7 +135,10 @@ def _leader(cluster: ClusterConnection, place: _RecordPlace, nodes: Iterable[Doc
 
 
 def _ask_all(nodes: Iterable[Document], path: str, problems: list[str]) -> list[Document]:
-    """Return the answers of all living brokers; who does not answer is added to `problems`."""
+    """Return the answers of all living brokers; who does not answer is added to `problems`.
+
+    Raises `InvalidInput`.
+    """
     answers = []
     for node in nodes:
         if not node["admin_url"]:
@@ -145,7 +148,9 @@ def _ask_all(nodes: Iterable[Document], path: str, problems: list[str]) -> list[
             continue
         try:
             answers.append(http_json(node["admin_url"], path, timeout_s=BROKER_TIMEOUT_S, broker=node["id"]))
-        except (Unavailable, NotFound) as error:
+        except InvalidInput:
+            raise  # it is what was asked for
+        except TidelogError as error:
             problems.append(f"broker {node['id']}: {error.message}")
     return answers
 
