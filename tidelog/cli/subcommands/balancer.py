@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
 from tidelog.cli.options import admin_options, format_option, watch_option
+from tidelog.cli.placements import placements
 from tidelog.runtime.errors import Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
@@ -54,7 +56,7 @@ def plan(style: str, bootstrap: str) -> None:
 @format_option
 @admin_options
 def run(dry_run: bool, no_wait: bool, timeout_s: float, style: str, bootstrap: str) -> None:
-    """Plan and move now, in any mode; wait for completion."""
+    """Plan and move now, in any mode; wait for completion. Exits 5 if partitions stay where they were."""
     cluster = ClusterConnection(bootstrap)
     if dry_run:
         _show_plan(style, cluster.get("/balancer/plan"), "would move")
@@ -64,7 +66,22 @@ def run(dry_run: bool, no_wait: bool, timeout_s: float, style: str, bootstrap: s
     if found["total"] and not no_wait:
         _wait(cluster, timeout_s)
         found["seconds"] = round(time.monotonic() - started, 3)
+        found["not_moved"] = _not_moved(cluster, found["moves"])
+        found["total"] -= len(found["not_moved"])
     _show_plan(style, found, "moving" if no_wait else "moved")
+    if found.get("not_moved"):
+        raise Unavailable(
+            f"{len(found['not_moved'])} partitions stay where they were: the rest of the plan was dropped, or moves"
+            " were cancelled",
+            hint="run it again; a plan ends when a broker joins or leaves, and with its active controller",
+        )
+
+
+def _not_moved(cluster: ClusterConnection, moves: Sequence[Document]) -> list[Document]:
+    """Return the moves of partitions that are where they were."""
+    rows = placements(cluster.get, (move["topic"] for move in moves), but_deleted=True)
+    at = {(row["topic"], row["partition"]): row["broker"] for row in rows}
+    return [move for move in moves if at.get((move["topic"], move["partition"])) == move["from"]]
 
 
 @balancer.command()
