@@ -3,7 +3,8 @@
 For each stream the objects must form a *chain*: each begins where the one before it ends. The objects of the state are
 such a chain up to the committed end. Objects that the state does not name (they were put after it) replace those that a
 compaction has removed, and continue the chain. Of several chains the one that gets furthest is taken; among equals the
-one with objects of the state, then with larger objects.
+one with objects of the state, then with larger objects. A chain may begin inside of an object of another one that was
+prepared before it: a compaction that was given up has left that, and the stream was trimmed up to there since.
 
 Entry: `make_plan`, `RebuildPlan`; `find_chain` for one stream.
 """
@@ -58,7 +59,7 @@ class RebuildPlan(NamedTuple):
     """By stream id: those that miss an object of the state, or may be continued."""
     found: dict[int, FoundObject]
     gaps: tuple[Leftover, ...]
-    """Behind the end of a stream's chain, after a gap: they cannot be continued."""
+    """Behind the end of a stream's chain: they cannot be continued."""
     unknown: tuple[Leftover, ...]
     """Of streams that the state does not know: of topics that were created after it, or deleted before it."""
     lost_snapshots: tuple[str, ...] = ()
@@ -92,15 +93,19 @@ def find_chain(
         return StreamChain(start, max(committed_end, used[-1].end if used else start), used)
     pieces = [*(piece for piece in named if piece.object_id not in missing), *new]
     steps = _steps(pieces)
-    first = _walk(start, steps, pieces)
-    if first and first[-1].end >= committed_end:
-        return StreamChain(start, first[-1].end, tuple(first))
-    reaching = (at for at, step in steps.items() if at > start and step.reach >= committed_end)
-    begin = min(min(reaching, default=committed_end), committed_end)
-    rest = _walk(begin, steps, [])
+    begin, rest = start, _walk(start, steps, pieces)
+    if not rest or rest[-1].end < committed_end:
+        reaching = (at for at, step in steps.items() if at > start and step.reach >= committed_end)
+        begin = min(min(reaching, default=committed_end), committed_end)
+        rest = _walk(begin, steps, [])
     if not rest:  # nothing that the state names is left: newer objects may begin behind what was trimmed with it
         begin = min((-step.reach, at) for at, step in [(begin, _NOTHING), *steps.items()] if at >= begin)[1]
         rest = _walk(begin, steps, [])
+    for at in sorted(steps):
+        if begin < at <= committed_end and steps[at].reach > rest[-1].end:
+            cut = next(piece for piece in rest if piece.start < at < piece.end)
+            if not cut.is_known and cut.object_id < steps[at].piece.object_id:
+                begin, rest = at, _walk(at, steps, [])
     return StreamChain(begin, rest[-1].end if rest else begin, tuple(rest))
 
 
@@ -158,9 +163,9 @@ def make_plan(tables: Tables, listed: Mapping[int, int], found: Iterable[FoundOb
         )
         streams[stream_id] = chain
         gaps += [
-            Leftover(stream_id, piece.start, piece.end, piece.object_id)
+            Leftover(stream_id, max(piece.start, chain.end), piece.end, piece.object_id)
             for piece in sorted(new[stream_id])
-            if piece.start > chain.end
+            if piece.end > chain.end
         ]
     return RebuildPlan(streams, by_id, tuple(gaps), tuple(unknown), lost_snapshots(tables, missing))
 

@@ -102,6 +102,24 @@ def test_a_compaction_begins_where_it_was_trimmed_to() -> None:
     assert (chain.start, chain.end, ids(chain)) == (92, 118, [81])
 
 
+LEFT, MERGED = 59, 92
+"""What a compaction left that was given up, and what a later one made when the stream was trimmed."""
+
+
+@pytest.mark.parametrize("start", [120, 123, 130])
+def test_what_a_compaction_left_does_not_hide_what_gets_further(start: int) -> None:
+    named = known((90, 136, 42), (136, 147, 53), (147, 162, 66), (162, 173, 57))
+    chain = find_chain(start, 173, named, {42, 53, 66, 57}, new((123, 173, LEFT), (136, 183, MERGED)))
+    assert (chain.start, chain.end, ids(chain)) == (136, 183, [MERGED])
+
+
+def test_what_a_deposed_writer_left_does_not_take_the_place_of_what_was_made_later() -> None:
+    chain = find_chain(0, 100, known((0, 60, 5), (60, 100, 6)), {5, 6}, new((0, 100, MERGED), (50, 120, LEFT)))
+    assert (chain.start, chain.end, ids(chain)) == (0, 100, [MERGED])
+    chain = find_chain(0, 100, known((0, 60, 5), (60, 100, 6)), {5}, new((70, 120, MERGED)))
+    assert (chain.start, chain.end, ids(chain)) == (60, 100, [6])
+
+
 def test_a_stream_that_was_trimmed_past_the_state_goes_on_with_what_is_newer() -> None:
     """Retention ran on after the state was written: no record that is there is lost, and no offset is used again."""
     chain = find_chain(0, 20, known((0, 10, 1), (10, 20, 2)), {1, 2}, new((50, 60, 6), (60, 70, 7)))
@@ -284,6 +302,12 @@ def test_objects_of_unknown_streams_and_behind_gaps_are_named(missing: bool) -> 
     else:
         assert [(one.start, one.end) for one in plan.gaps] == [(12, 20)]
         assert plan.streams[data].end == 10
+        overlapping = [
+            FoundObject(object_id + 1, 1, 5, ((data, 4, 20),)),
+            FoundObject(object_id + 2, 1, 5, ((data, 0, 10),)),
+        ]
+        plan = make_plan(driver.state.tables, {object_id: 1}, overlapping)
+        assert [(one.start, one.end, one.object_id) for one in plan.gaps] == [(10, 20, object_id + 1)]
 
 
 async def test_a_controller_starts_over_the_directory_and_a_new_term_begins(tmp_path: Path) -> None:

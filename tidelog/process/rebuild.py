@@ -48,9 +48,9 @@ class LostRange(msgspec.Struct, frozen=True):
     """Records that the rebuilt cluster does not have, or may not have."""
 
     what: str
-    """`not uploaded`: known or presumed to have been only in a broker's WAL; `after a gap`: in the bucket, and what
-    precedes them is not; `trimmed`: their objects are gone, because they were deleted after the metadata was written,
-    or by a foreign hand; `no topic`: of a stream that the metadata does not know."""
+    """`not uploaded`: known or presumed to have been only in a broker's WAL; `after a gap`: in the bucket, in an object
+    that does not begin where what is taken ends; `trimmed`: their objects are gone, because they were deleted after the
+    metadata was written, or by a foreign hand; `no topic`: of a stream that the metadata does not know."""
     topic: str
     partition: int
     from_offset: int
