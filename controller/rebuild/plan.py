@@ -88,25 +88,41 @@ def find_chain(
     the newest chain: no offset that was given out is given out again.
     """
     named = sorted(known)
-    if not any(piece.object_id in missing for piece in named):
-        used = (*named, *_walk(committed_end, _steps(new), [] if named else new))
-        return StreamChain(start, max(committed_end, used[-1].end if used else start), used)
-    pieces = [*(piece for piece in named if piece.object_id not in missing), *new]
-    steps = _steps(pieces)
-    begin, rest = start, _walk(start, steps, pieces)
-    if not rest or rest[-1].end < committed_end:
-        reaching = (at for at, step in steps.items() if at > start and step.reach >= committed_end)
-        begin = min(min(reaching, default=committed_end), committed_end)
-        rest = _walk(begin, steps, [])
-    if not rest:  # nothing that the state names is left: newer objects may begin behind what was trimmed with it
-        begin = min((-step.reach, at) for at, step in [(begin, _NOTHING), *steps.items()] if at >= begin)[1]
-        rest = _walk(begin, steps, [])
+    left = [piece for piece in named if piece.object_id not in missing]
+    if len(left) == len(named):
+        steps = _steps(new)
+        begin, chain = start, [*named, *_walk(committed_end, steps, [] if named else new)]
+    else:
+        steps = _steps([*left, *new])
+        begin, chain = _replaced(start, committed_end, steps, [*left, *new])
     for at in sorted(steps):
-        if begin < at <= committed_end and steps[at].reach > rest[-1].end:
-            cut = next(piece for piece in rest if piece.start < at < piece.end)
-            if not cut.is_known and cut.object_id < steps[at].piece.object_id:
-                begin, rest = at, _walk(at, steps, [])
-    return StreamChain(begin, rest[-1].end if rest else begin, tuple(rest))
+        if chain and begin < at < chain[-1].end < steps[at].reach:
+            cut = next((piece for piece in chain if piece.start < at < piece.end), None)
+            further = _walk(at, steps, [])
+            if cut is not None and not cut.is_known and cut.object_id < _past(further, cut.end).object_id:
+                begin, chain = at, further
+    return StreamChain(begin, chain[-1].end if chain else max(begin, committed_end), tuple(chain))
+
+
+def _past(chain: list[StreamPiece], end: int) -> StreamPiece:
+    """Return the piece with which a chain gets past an offset."""
+    return next(piece for piece in chain if piece.end > end)
+
+
+def _replaced(
+    start: int, committed_end: int, steps: dict[int, _Step], pieces: list[StreamPiece]
+) -> tuple[int, list[StreamPiece]]:
+    """Return the chain, and where it begins, of a stream that misses objects of the state."""
+    chain = _walk(start, steps, pieces)
+    if chain and chain[-1].end >= committed_end:
+        return start, chain
+    reaching = (at for at, step in steps.items() if at > start and step.reach >= committed_end)
+    begin = min(min(reaching, default=committed_end), committed_end)
+    if not (chain := _walk(begin, steps, [])):
+        # nothing that the state names is left: newer objects may begin behind what was trimmed with it
+        begin = min((-step.reach, at) for at, step in [(begin, _NOTHING), *steps.items()] if at >= begin)[1]
+        chain = _walk(begin, steps, [])
+    return begin, chain
 
 
 def _steps(pieces: list[StreamPiece]) -> dict[int, _Step]:
