@@ -98,15 +98,12 @@ def find_chain(
     for at in sorted(steps):
         if chain and begin < at < chain[-1].end < steps[at].reach:
             cut = next((piece for piece in chain if piece.start < at < piece.end), None)
+            if cut is None or cut.is_known:
+                continue
             further = _walk(at, steps, [])
-            if cut is not None and not cut.is_known and cut.object_id < _past(further, cut.end).object_id:
+            if cut.object_id < next(piece.object_id for piece in further if piece.end > cut.end):
                 begin, chain = at, further
     return StreamChain(begin, chain[-1].end if chain else max(begin, committed_end), tuple(chain))
-
-
-def _past(chain: list[StreamPiece], end: int) -> StreamPiece:
-    """Return the piece with which a chain gets past an offset."""
-    return next(piece for piece in chain if piece.end > end)
 
 
 def _replaced(

@@ -25,7 +25,7 @@ from tidelog.controller.client.client import ClientTiming, ControllerClient
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.records import ObjectState
-from tidelog.controller.model.wal_notes import WalLost
+from tidelog.controller.model.wal_notes import DATA_STREAM, WalLost
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rpc.handshake import NO_NODE, Credentials
 from tidelog.runtime.errors import ConfigError, TidelogError, Unavailable
@@ -406,7 +406,7 @@ class _Process:
         partitions.on_opened(self._opened)
 
     def _opened(self, partition: PartitionLog) -> None:
-        data_stream = partition.first_stream + 1
+        data_stream = partition.first_stream + DATA_STREAM
         end_offset = partition.log_end_offset
         assert self._broker is not None
         confirmed, single = self._cluster.watch.confirmed, self._broker.parts.data.single

@@ -36,6 +36,7 @@ from tidelog.controller.model.records import (
 )
 from tidelog.controller.model.records import StreamRecord as Row
 from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.controller.model.wal_notes import DATA_STREAM
 from tidelog.runtime.types import Buffer
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.world.confirmed import Confirmed
@@ -43,8 +44,6 @@ from tidelog.simulation.world.producer_watch import ProducerBatch, ProducerWatch
 from tidelog.simulation.world.replica_watch import ReplicaWatch
 
 MAX_FINDINGS = 20
-DATA = 1
-"""Of a partition's streams: meta, data, time and txn."""
 PARTITIONS_PER_DELETION = 1
 """Of the controllers in a simulation: even small topics need several commands."""
 
@@ -126,7 +125,7 @@ class Watch:
     def producer_of(self, stream_id: int, payload: Sequence[Buffer]) -> ProducerBatch | None:
         """Return what an append says of an idempotent producer; None if it is none of a partition's data stream."""
         placed = self._placed.get(stream_id)
-        if placed is None or stream_id != placed.first_stream + DATA:
+        if placed is None or stream_id != placed.first_stream + DATA_STREAM:
             return None
         return producer_batch(payload[0] if len(payload) == 1 else b"".join(payload))
 
@@ -215,7 +214,7 @@ class Watch:
         old = self._partitions.pop(key, None)
         if now is None:
             if old is not None:
-                self.producers.forget(old.first_stream + DATA)
+                self.producers.forget(old.first_stream + DATA_STREAM)
             return
         self._partitions[key] = now
         for step in range(STREAMS_PER_PARTITION):

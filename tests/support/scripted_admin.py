@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 POLL_S = 0.01
-Answer = Callable[[str, str], tuple[int, bytes]]
-"""`(method, path)`: the status and the body."""
+Answer = Callable[[str, str, bytes], tuple[int, bytes]]
+"""`(method, path, body)`: the status and the body."""
 
 
 @contextlib.contextmanager
@@ -24,7 +24,8 @@ def scripted_admin(answer: Answer) -> Iterator[str]:
             self.reply()
 
         def reply(self) -> None:
-            status, body = answer(self.command, self.path)
+            length = int(self.headers.get("Content-Length") or 0)
+            status, body = answer(self.command, self.path, self.rfile.read(length))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

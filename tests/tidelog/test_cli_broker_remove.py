@@ -123,7 +123,7 @@ class RemovalWorld:
         self.driver.run(r.PromiseEpoch(home, epoch, follower, registration, f"wal-{follower}", 1, 0, 0))
         assert self.image.replica_sets[home].master == follower
 
-    def answer(self, method: str, path: str) -> tuple[int, bytes]:
+    def answer(self, method: str, path: str, _body: bytes) -> tuple[int, bytes]:
         if method == "POST":
             self.posts.append(path)
         (handler,) = (

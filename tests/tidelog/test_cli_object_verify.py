@@ -45,7 +45,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, Any]], other_
     row = {"roles": ["broker"], "state": "alive"}
     nodes = [{**row, "id": 1, "admin_url": ""}, {**row, "id": 2, "admin_url": other_url}]
 
-    def answer(method: str, path: str) -> tuple[int, bytes]:
+    def answer(method: str, path: str, _body: bytes) -> tuple[int, bytes]:
         if method == "GET":
             return 200, json.dumps({"node_id": 1, "nodes": nodes}).encode()
         return 200, b"".join(json.dumps(line).encode() + b"\n" for line in lines)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner
 
+from tests.support.scripted_admin import scripted_admin
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.subcommands.cluster_restart import restart
 
@@ -59,36 +58,13 @@ class AdminOfOne:
 def admin() -> Iterator[AdminOfOne]:
     world = AdminOfOne()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply(None)
+    def answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        parts = urlsplit(path)
+        status, found = world.answer(method, parts.path, parse_qs(parts.query), json.loads(body or b"null"))
+        return status, json.dumps(found).encode()
 
-        def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            self.reply(json.loads(self.rfile.read(length) or b"null"))
-
-        def reply(self, body: Any) -> None:
-            parts = urlsplit(self.path)
-            status, found = world.answer(self.command, parts.path, parse_qs(parts.query), body)
-            encoded = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(encoded)))
-            self.end_headers()
-            self.wfile.write(encoded)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    world.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with scripted_admin(answer) as world.url:
         yield world
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_a_topic_that_was_deleted_meanwhile_is_not_waited_for(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,6 +14,7 @@ from click.testing import CliRunner
 from tests.e2e.backends import create_topic
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster
+from tests.support.scripted_admin import scripted_admin
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.subcommands.wal import drain
 from tidelog.runtime.errors import NotFound, Unavailable
@@ -49,36 +48,14 @@ class AdminOfSlowUploads:
 def admin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdminOfSlowUploads]:
     world = AdminOfSlowUploads(request.param)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply()
+    def answer(_method: str, path: str, _body: bytes) -> tuple[int, bytes]:
+        parts = urlsplit(path)
+        status, found = world.answer(parts.path, parse_qs(parts.query))
+        return status, json.dumps(found).encode()
 
-        def do_POST(self) -> None:
-            self.reply()
-
-        def reply(self) -> None:
-            parts = urlsplit(self.path)
-            status, found = world.answer(parts.path, parse_qs(parts.query))
-            encoded = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(encoded)))
-            self.end_headers()
-            self.wfile.write(encoded)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    world.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, path: http_json(world.url, path))
-    try:
+    with scripted_admin(answer) as world.url:
+        monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, path: http_json(world.url, path))
         yield world
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize("admin", [2], indirect=True)
