@@ -75,14 +75,24 @@ START_BUDGET_S: Final = 5.0
 
 
 class _Connection:
-    """Mutable state that all views of a store share: the client, created on first use."""
+    """Mutable state that all views of a store share: the clients, each created on first use.
+
+    Whoever only reads objects needs `data` only: aiobotocore's client costs 0.1 s of CPU time, and as many objects for
+    the garbage collector to follow as all else that a small process has.
+    """
 
     def __init__(self) -> None:
         self.opening = asyncio.Lock()
         self.resources = AsyncExitStack()
         self.client: Any = None
-        self.data: DataRequests
+        self.data: DataRequests | None = None
         self.closed = False
+
+    @property
+    def opened_data(self) -> DataRequests:
+        """Return `data`, which a call has opened."""
+        assert self.data is not None, "no call has opened it"
+        return self.data
 
 
 class S3ObjectStore(PlainViews):
@@ -152,10 +162,10 @@ class S3ObjectStore(PlainViews):
         name = self._name(key)
 
         async def request(_client: Any, deadline: asyncio.Timeout) -> bytes:
-            return await self._connection.data.get(name, deadline)
+            return await self._connection.opened_data.get(name, deadline)
 
         with self.stats.measure("get") as stats:
-            data = await self._call(stats, "get", key, request, kind="get")
+            data = await self._call(stats, "get", key, request, kind="get", data_only=True)
             stats.bytes_in += len(data)
             self._account.received(len(data))
             return data
@@ -313,16 +323,16 @@ class S3ObjectStore(PlainViews):
         connection = self._connection
         connection.closed = True
         async with connection.opening:
-            connection.client = None
+            connection.client = connection.data = None
             await connection.resources.aclose()
 
     # -- single requests -----------------------------------------------------------------------------------------------
 
     async def _put(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
         async def request(_client: Any, _deadline: asyncio.Timeout) -> str:
-            return await self._connection.data.put(name, body)
+            return await self._connection.opened_data.put(name, body)
 
-        return await self._call(stats, "put", key, request, kind="put", size=size)
+        return await self._call(stats, "put", key, request, kind="put", size=size, data_only=True)
 
     async def _create(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
         # From the system's entropy, not from `rng`: two writers must differ, whatever their seeds.
@@ -330,7 +340,7 @@ class S3ObjectStore(PlainViews):
 
         async def request(client: Any, _deadline: asyncio.Timeout) -> str:
             try:
-                return await self._connection.data.put(name, body, writer)
+                return await self._connection.opened_data.put(name, body, writer)
             except ClientError as error:
                 if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 412:
                     raise
@@ -357,10 +367,11 @@ class S3ObjectStore(PlainViews):
 
     async def _get_range(self, stats: OperationStats, key: str, name: str, one: MergedRange) -> View:
         async def request(_client: Any, deadline: asyncio.Timeout) -> View:
-            return await self._connection.data.get_range(name, one.start, one.end, deadline)
+            return await self._connection.opened_data.get_range(name, one.start, one.end, deadline)
 
-        data = await self._call(stats, "range get", key, request, kind="get", size=one.end - one.start)
-        if len(data) != one.end - one.start:
+        size = one.end - one.start
+        data = await self._call(stats, "range get", key, request, kind="get", size=size, data_only=True)
+        if len(data) != size:
             raise past_end(key, one.start, one.end)
         stats.bytes_in += len(data)
         self._account.received(len(data))
@@ -385,23 +396,26 @@ class S3ObjectStore(PlainViews):
     def _name(self, key: str) -> str:
         return check_key(self._prefix + check_key(key))
 
-    async def _connected(self) -> Any:
+    async def _connected(self, *, data_only: bool) -> Any:
+        """Return aiobotocore's client; with `data_only` only `_Connection.data` is sure to be open."""
         connection = self._connection
-        if connection.client is None:
+        if connection.data is None or (connection.client is None and not data_only):
             async with connection.opening:
                 if connection.closed:
                     raise Closed(f"the object store {self.url} is closed")
-                if connection.client is None:
-                    await self._open(connection)
+                await self._open(connection, data_only=data_only)
         return connection.client
 
-    async def _open(self, connection: _Connection) -> None:
-        """Open both clients, or neither: whoever has no credentials yet tries again and again."""
+    async def _open(self, connection: _Connection, *, data_only: bool) -> None:
+        """Open the clients that are missing, or none of them: whoever has no credentials yet tries again and again."""
         async with AsyncExitStack() as opened:
-            client = await open_client(self._settings, opened)
-            connection.data = await self._open_data(client, opened)
-            connection.client = client
-            connection.resources = opened.pop_all()
+            client, data = connection.client, connection.data
+            if client is None and (self._settings.client == "aiobotocore" or not data_only):
+                client = await open_client(self._settings, opened)
+            if data is None:
+                data = await self._open_data(client, opened)
+            connection.client, connection.data = client, data
+            await connection.resources.enter_async_context(opened.pop_all())
 
     async def _open_data(self, client: Any, resources: AsyncExitStack) -> DataRequests:
         if self._settings.client == "aiobotocore":
@@ -424,16 +438,19 @@ class S3ObjectStore(PlainViews):
         *,
         kind: RequestKind,
         size: int = 0,
+        data_only: bool = False,
         budget_s: float | None = None,
     ) -> T:
         """Run `request`, which moves about `size` bytes, with retries, a time-out per attempt and an overall budget.
+
+        With `data_only` the request needs no client of aiobotocore.
 
         Attempts that are answered are counted as `kind`.
         """
 
         async def attempt() -> T:
             try:
-                client = await self._connected()
+                client = await self._connected(data_only=data_only)
                 async with self._slots:
                     timeout_s = self._settings.request_timeout_ms / 1000 + size / MIN_BYTES_PER_S
                     async with asyncio.timeout(timeout_s) as deadline:

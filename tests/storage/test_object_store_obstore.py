@@ -19,9 +19,10 @@ from aiohttp.test_utils import TestServer
 from tests.support.s3_servers import ROOT, S3Server
 from tidelog.chaos.ports import free_port
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import Closed, Unavailable
 from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.s3 import S3ObjectStore
+from tidelog.storage.bucket.s3_client import open_client
 from tidelog.storage.settings import S3Settings
 
 pytestmark = pytest.mark.servers("minio")
@@ -44,6 +45,35 @@ def clients_in_memory() -> int:
 
 def settings_of(server: S3Server, **overrides: Any) -> S3Settings:
     return server.settings(client="obstore", **overrides)
+
+
+def test_who_only_reads_and_writes_objects_needs_no_second_client(
+    minio_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 0.1 s of CPU time: a task of Spark opens a store of its own."""
+    settings, opened = settings_of(minio_server), list[int]()
+    asyncio.run(round_trip(settings))
+
+    async def read_only() -> None:
+        store = S3ObjectStore(settings, SystemClock(), random.Random(3))
+        try:
+            assert await store.get("k") == b"data"
+            assert await store.get_ranges("k", [(1, 3)]) == [b"at"]
+            await store.put("other", [b"data"])
+            assert not opened
+            assert (await store.head("other")).size == 4
+            assert opened == [1], "what only the second client can do opens it"
+        finally:
+            await store.close()
+        with pytest.raises(Closed):
+            await store.get("k")
+
+    async def counted(*arguments: Any) -> Any:
+        opened.append(1)
+        return await open_client(*arguments)
+
+    monkeypatch.setattr("tidelog.storage.bucket.s3.open_client", counted)
+    asyncio.run(read_only())
 
 
 def test_credentials_come_by_the_chain_that_botocore_has(
@@ -177,6 +207,7 @@ ENDS_AT_ONCE = """
 import asyncio, random, sys
 from tidelog.runtime.clock import SystemClock
 from tidelog.storage.bucket.s3 import S3ObjectStore
+from tidelog.storage.bucket.s3_client import open_client
 from tidelog.storage.settings import S3Settings
 
 async def main():
