@@ -291,8 +291,15 @@ def planned(row: Mapping[str, Any], slices: tuple[Slice, ...]) -> PlannedRange:
     )
 
 
+_due_s: dict[tuple[tuple[str, ...], int], float] = {}
+"""When this process is to renew a lease again, by brokers and id, in `time.monotonic()`."""
+
+
 class LeaseKeeper:
-    """Renews a lease in a thread while a task reads. A lease that is over is let go: objects are looked up again."""
+    """Renews a lease in a thread while a task reads. A lease that is over is let go: objects are looked up again.
+
+    Tasks that follow each other in a process share what they renew: each renewal is a command of the controllers.
+    """
 
     def __init__(self, lookups: Lookups, lease: Lease) -> None:
         self._kept = (lookups, lease)
@@ -318,10 +325,14 @@ class LeaseKeeper:
         self._kept = (lookups, lease)
 
     def _run(self) -> None:
+        lookups, lease = self._kept
+        if self._done.wait(max(0.0, _due_s.get((lookups.urls, lease.id), 0.0) - time.monotonic())):
+            return
         while True:
             lookups, lease = self._kept
             try:
                 lookups.renew_lease(lease)
+                _note_renewal(lookups, lease)
             except NotFound:
                 return
             except Unavailable:
@@ -330,6 +341,13 @@ class LeaseKeeper:
                 logger.warning("lease %d was not renewed, and will be tried again: %r", lease.id, error)
             if self._done.wait(lease.ttl_s / 3):
                 return
+
+
+def _note_renewal(lookups: Lookups, lease: Lease) -> None:
+    now_s = time.monotonic()
+    for key in [key for key, due_s in _due_s.items() if due_s < now_s]:
+        _due_s.pop(key, None)
+    _due_s[lookups.urls, lease.id] = now_s + lease.ttl_s / 3
 
 
 class Cluster:

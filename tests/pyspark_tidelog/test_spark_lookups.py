@@ -175,3 +175,14 @@ def test_a_lease_is_renewed_while_a_task_reads_and_let_go_when_it_is_over(broker
     with LeaseKeeper(lookups, Lease(3, 17, 0.001)) as keeper:
         keeper.wait_over(30)
     assert len(broker.asked) == count + 1, "nobody asks for a lease that is over"
+
+
+def test_tasks_that_follow_each_other_do_not_all_renew_their_lease(broker: Broker) -> None:
+    lookups = Lookups((broker.url,), "")
+    for _ in range(5):
+        with LeaseKeeper(lookups, Lease(4, 17, 600.0)):
+            assert broker.renewed.wait(30)
+    assert len(broker.asked) == 1
+    broker.renewed.clear()
+    with LeaseKeeper(lookups, Lease(5, 17, 600.0)):
+        assert broker.renewed.wait(30), "that is another one"
