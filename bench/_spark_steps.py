@@ -23,10 +23,16 @@ def tasks(spark: SparkSession, source: str, options: dict[str, str]) -> int:
     return int(spark.read.format(source).options(**options).load().rdd.getNumPartitions())
 
 
-def scan(spark: SparkSession, source: str, options: dict[str, str], columns: list[str] | None = None) -> dict[str, Any]:
-    """Read a topic from planning to the last row; return what `columns` (`SUMS`) are, seconds, and CPU seconds."""
+def scan(
+    spark: SparkSession, source: str, options: dict[str, str], columns: list[str] | None = None, schema: str = ""
+) -> dict[str, Any]:
+    """Read a topic from planning to the last row; return what `columns` (`SUMS`) are, seconds, and CPU seconds.
+
+    `schema`: of what the source is asked for; empty: all that it has.
+    """
     used, started = _cpu_seconds(os.getpid()), time.perf_counter()
-    frame = spark.read.format(source).options(**options).load()
+    reader = spark.read.format(source).options(**options)
+    frame = (reader.schema(schema) if schema else reader).load()
     (found,) = frame.selectExpr(*(columns or SUMS)).collect()
     seconds = time.perf_counter() - started
     return {"found": list(found), "seconds": seconds, "cpu_s": _cpu_seconds(os.getpid()) - used}

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pyspark_tidelog.columns import COLUMNS, column_names
 from tidelog.runtime.errors import ConfigError
 
 EARLIEST = -2
@@ -97,7 +98,8 @@ class ReadOptions:
     latest_after_timestamps: bool = False
     """Where no record has a starting timestamp or a later one: begin at the end, and do not fail."""
     fail_on_data_loss: bool = True
-    include_headers: bool = False
+    columns: tuple[str, ...] = COLUMNS
+    """Of the rows, in this order."""
     min_partitions: int = 0
     max_records: int = 0
     """Of one task; 0: no bound."""
@@ -138,10 +140,11 @@ def stream_options(given: Mapping[str, str]) -> ReadOptions:
     return found
 
 
-def wants_headers(given: Mapping[str, str]) -> bool:
-    """Whether a read, of either kind, has the column `headers`. Raises `ConfigError`."""
+def default_columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns of a read, of either kind, without a schema of its own. Raises `ConfigError`."""
     _refuse_unknown(given)
-    return flag({name.lower(): value for name, value in given.items()}, "includeHeaders", default=False)
+    options = {name.lower(): value for name, value in given.items()}
+    return column_names(include_headers=flag(options, "includeHeaders", default=False))
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
@@ -174,7 +177,7 @@ def _options(given: Mapping[str, str], *, starting: int) -> ReadOptions:
         ending=_bound(options, "ending", LATEST),
         latest_after_timestamps=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         fail_on_data_loss=flag(options, "failOnDataLoss", default=True),
-        include_headers=flag(options, "includeHeaders", default=False),
+        columns=column_names(include_headers=flag(options, "includeHeaders", default=False)),
         min_partitions=_number(options, "minPartitions", 0, 1, 1_000_000),
         max_records=_number(options, "maxRecordsPerPartition", 0, 1, 1 << 62),
         max_bytes=_number(options, "maxBytesPerTask", DEFAULT_MAX_BYTES_PER_TASK, 1, 1 << 40),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_tidelog.columns import arrow_schema
+from pyspark_tidelog.columns import HEADERS, arrow_schema, column_names
 from tidelog.runtime.errors import Unavailable
 
 ROWS = 10_000
@@ -21,11 +21,12 @@ AT_ONCE = 100
 
 
 class RowCollector:
-    """Collects messages of confluent-kafka, and gives them out as Arrow batches."""
+    """Collects messages of confluent-kafka, and gives `columns` of them out as Arrow batches."""
 
-    def __init__(self, *, include_headers: bool) -> None:
-        self._schema = arrow_schema(include_headers=include_headers)
-        self._include_headers = include_headers
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._schema = arrow_schema(columns)
+        self._include_headers = HEADERS in columns
+        self._collected = column_names(include_headers=self._include_headers)
         self._rows: list[tuple[Any, ...]] = []
         self._size = 0
 
@@ -63,9 +64,9 @@ class RowCollector:
 
     def take(self) -> pa.RecordBatch:
         """Return the rows collected so far, and begin anew."""
-        columns = list(zip(*self._rows, strict=True))
+        columns = dict(zip(self._collected, zip(*self._rows, strict=True), strict=True))
         self._rows, self._size = [], 0
-        arrays = [pa.array(column, type=kind.type) for column, kind in zip(columns, self._schema, strict=True)]
+        arrays = [pa.array(columns[field.name], type=field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 

@@ -18,12 +18,11 @@ Docs: docs/spark.md. Entry: `batch_writer`, `write_rows`, `TaskProducer`.
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +31,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from pyspark_tidelog.sink_options import WriteOptions, write_options
 from tidelog.runtime.errors import ConfigError, InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.memory import set_imports_aside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,7 +143,7 @@ class TaskProducer:
 
     def __init__(self, options: WriteOptions, transactional_id: str = "") -> None:
         """With `transactional_id` all is in one transaction, which `finish` leaves open. Raises `Unavailable`."""
-        _set_imports_aside()
+        set_imports_aside(__name__)  # a callback of each row in the queue lives a while, and collections follow
         self._topic = options.topic
         self._keeps_timestamps = options.keeps_timestamps
         more = {"transactional.id": transactional_id} if transactional_id else {}
@@ -311,15 +311,6 @@ class TaskProducer:
             message += f"; last heard: {self._heard}"
         kind: type[TidelogError] = Unavailable if self._may_help_later else InvalidInput
         raise kind(message, hint=self._hint)
-
-
-@cache
-def _set_imports_aside() -> None:
-    """Have the garbage collector not go through all that is imported again and again, once for a process.
-
-    It would, because a callback of each row in the queue lives for a while: that was half of a task's CPU time.
-    """
-    gc.freeze()
 
 
 Row = tuple[str, bytes | None, bytes | None, int, "list[tuple[str, bytes | None]] | None"]

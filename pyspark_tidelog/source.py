@@ -3,6 +3,8 @@
     key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int
     and, with includeHeaders, headers array<struct<key string, value binary>>
 
+or those of them that the read's schema names.
+
 The driver asks the brokers for one consistent cut of offsets, takes a lease, asks for the objects that hold them, and
 cuts that into tasks (`pyspark_tidelog.plan`). Tasks read the objects in the bucket; brokers are asked only for what is
 not uploaded yet, and, by a task that comes late, for where its offsets are now.
@@ -14,13 +16,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_tidelog.cluster import Cluster, retried
-from pyspark_tidelog.columns import spark_schema
+from pyspark_tidelog.columns import columns_of, spark_schema
 from pyspark_tidelog.exactly_once import ExactlyOnceWriter, stream_writer
 from pyspark_tidelog.filters import Pruning, prune
 from pyspark_tidelog.options import (
@@ -28,15 +31,14 @@ from pyspark_tidelog.options import (
     LATEST,
     Partition,
     ReadOptions,
+    default_columns,
     read_options,
     stream_options,
-    wants_headers,
 )
 from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
 from pyspark_tidelog.reading import read_task
 from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer
 from pyspark_tidelog.stream import TidelogStreamReader
-from tidelog.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,19 +59,15 @@ class TidelogSource(DataSource):
 
     def schema(self) -> StructType:
         """See `DataSource.schema`."""
-        return spark_schema(include_headers=wants_headers(self.options))
+        return spark_schema(default_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """See `DataSource.reader`."""
-        options = read_options(self.options)
-        _check_schema(schema, options)
-        return TidelogReader(options)
+        return TidelogReader(replace(read_options(self.options), columns=columns_of(schema)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """See `DataSource.streamReader`."""
-        options = stream_options(self.options)
-        _check_schema(schema, options)
-        return TidelogStreamReader(options)
+        return TidelogStreamReader(replace(stream_options(self.options), columns=columns_of(schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> TidelogBatchWriter:
         """See `DataSource.writer`."""
@@ -80,15 +78,6 @@ class TidelogSource(DataSource):
     ) -> TidelogStreamWriter | ExactlyOnceWriter:
         """See `DataSource.streamWriter`. Spark asks for `overwrite` in output mode complete."""
         return stream_writer(self.options, schema)
-
-
-def _check_schema(schema: StructType, options: ReadOptions) -> None:
-    wanted = spark_schema(include_headers=options.include_headers)
-    if schema != wanted:
-        raise ConfigError(
-            f"the schema {schema.simpleString()} is not the source's, {wanted.simpleString()}",
-            hint="give no schema; select and cast columns afterwards",
-        )
 
 
 class _Push:

@@ -19,7 +19,7 @@ for. Therefore a full collection runs when the process grows more than the accou
 are rare.
 
 Entry: `tune`, once, after all imports and before the work begins; `give_back` when it has begun, and `collect_when_due`
-from then on; `resident_bytes` returns the size.
+from then on; `resident_bytes` returns the size. Where a process is another's: `keep_freed_memory`, `set_imports_aside`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from tidelog.runtime.clock import Clock
@@ -64,6 +65,15 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+@cache
+def set_imports_aside(of: str) -> None:
+    """Exclude what exists now from every collection, once for each `of`, what a part of a program has imported.
+
+    For processes that others own, such as Spark's Python workers, which begin a full collection after each task.
+    """
+    gc.freeze()
 
 
 def tune() -> None:

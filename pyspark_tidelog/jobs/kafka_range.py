@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pyspark_tidelog.columns import column_names
 from pyspark_tidelog.reading import lost
 from pyspark_tidelog.rows import AT_ONCE, RowCollector
 from tidelog.runtime.errors import NotFound, Unavailable
@@ -45,7 +46,7 @@ def read_range(
         }
     )
     place = TopicPartition(topic, partition, start)
-    rows = RowCollector(include_headers=True)
+    rows = RowCollector(column_names(include_headers=True))
     at, problem, heard_s = start, "it tells nothing", time.monotonic()
     try:
         _check_exists(consumer, topic, partition)

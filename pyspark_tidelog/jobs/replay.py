@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark_tidelog.cluster import LeaseKeeper
-from pyspark_tidelog.columns import spark_schema
+from pyspark_tidelog.columns import column_names, spark_schema
 from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.jobs.ordered import CopiedPartition, PartitionCopy, copy_partition
 from pyspark_tidelog.jobs.parquet_target import OwnedDirectory
@@ -253,16 +253,17 @@ def _to_topic_by_key(spark: SparkSession, job: RunningJob, options: ReplayOption
 
 def _to_parquet(spark: SparkSession, job: RunningJob, options: ReplayOptions) -> ReplayResult:
     directory = OwnedDirectory(spark, options.to_parquet, f"replay of {options.topic}")
+    schema = spark_schema(column_names(include_headers=True))
     with _planned(options) as parts:
         ranges = _ranges(parts)
     if ranges:
         frame = spark.read.format("tidelog").options(**_exactly(options, ranges)).load()
     else:
-        frame = spark.createDataFrame([], spark_schema(include_headers=True))
+        frame = spark.createDataFrame([], schema)
     with job.stage(f"replay: write {options.topic} to {options.to_parquet}"):
         directory.replace(frame.selectExpr("*", _DAY), COLUMNS)
     with job.stage(f"replay: count the records in {options.to_parquet}"):
-        records = spark.read.schema(spark_schema(include_headers=True)).parquet(options.to_parquet).count()
+        records = spark.read.schema(schema).parquet(options.to_parquet).count()
     return ReplayResult(options.topic, options.to_parquet, ranges, records, 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -47,6 +48,21 @@ def test_a_topic_is_read_with_all_that_is_in_it(spark: Spark, world: World) -> N
     assert spark.read() == [*expected("t", 0, 0, 900), *expected("t", 1, 0, 1_000)]
     assert spark.plan(world.options(subscribe="t")) == 3
     assert spark.read() == [*expected("t", 0, 0, 900, headers=False), *expected("t", 1, 0, 1_000, headers=False)]
+
+
+def test_a_read_may_name_the_columns_that_it_wants(spark: Spark, world: World, tmp_path: Path) -> None:
+    def ask(step: str, schema: str, **more: str) -> Any:
+        options = {name: str(value) for name, value in world.options(subscribe="t", startingOffsets="earliest").items()}
+        call = f"tests.pyspark_tidelog.column_steps:{step}"
+        return spark.ask(call=call, **{"with": {"options": options, "schema": schema, **more}})
+
+    rows = spark.read(world.options(subscribe="t"))
+    wanted = [[row["offset"], row["partition"], row["value"]] for row in rows]
+    found = ask("read", "offset LONG, partition INT, value BINARY")["ok"]
+    assert sorted(found, key=lambda row: (row[1], row[0])) == wanted, "in the bucket and in the tail"
+    assert sorted(ask("follow", "offset LONG", place=str(tmp_path))["ok"]) == sorted([row["offset"]] for row in rows)
+    for wrong in ("value STRING", "offset LONG, worth BINARY", "value BINARY NOT NULL"):
+        assert "is not of columns of the source" in ask("read", wrong)["error"]
 
 
 def test_what_is_to_be_read_can_be_said_in_every_way_of_sparks_kafka_source(spark: Spark, world: World) -> None:

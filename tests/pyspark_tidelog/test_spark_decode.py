@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_tidelog.columns import arrow_schema, spark_schema
+from pyspark_tidelog.columns import arrow_schema, column_names, spark_schema
 from pyspark_tidelog.decode import ROWS, RecordDecoder
 from tidelog.batch.batch import (
     HEADER_BYTES,
@@ -67,7 +67,7 @@ def test_the_rows_are_the_records(drawn: list[tuple[list[Record], int]], data: s
         at += len(records)
     start = data.draw(st.integers(first, at - 1))
     end = data.draw(st.integers(start + 1, at + 1))
-    decoder = RecordDecoder("t", 7, include_headers=True)
+    decoder = RecordDecoder("t", 7, columns=column_names(include_headers=True))
     assert decoder.add(log, start, end) == min(at, end)
     wanted = [
         {
@@ -91,7 +91,7 @@ def test_the_rows_are_the_records(drawn: list[tuple[list[Record], int]], data: s
 
 def test_a_header_name_that_is_no_utf_8_is_replaced_and_its_record_kept() -> None:
     names = ["fine", b"caf\xe9".decode(errors="surrogateescape"), "naïve"]
-    decoder = RecordDecoder("t", 0, include_headers=True)
+    decoder = RecordDecoder("t", 0, columns=column_names(include_headers=True))
     decoder.add(build_batch([Record(0, 5, b"k", b"v", [(name, b"1") for name in names])]), 0, 10)
     (found,) = rows(decoder)
     assert [each["key"] for each in found["headers"]] == ["fine", "caf\ufffd", "naïve"]
@@ -159,7 +159,7 @@ def test_no_bytes_that_pass_the_checksum_read_outside_of_their_batch(data: st.Da
         batch[at] = data.draw(st.integers(0, 255))
     if data.draw(st.booleans()):
         struct.pack_into(">i", batch, HEADER_BYTES - 4, data.draw(st.integers(0, 1 << 31 - 1)))
-    decoder = RecordDecoder("t", 0, include_headers=True)
+    decoder = RecordDecoder("t", 0, columns=column_names(include_headers=True))
     try:
         decoder.add(resealed(batch), 0, 1 << 62)
         rows(decoder)
@@ -195,5 +195,20 @@ def test_a_count_that_the_bytes_cannot_hold_takes_no_memory() -> None:
 
 @pytest.mark.parametrize("include_headers", [False, True])
 def test_the_columns_are_as_spark_wants_them(include_headers: bool) -> None:
-    wanted = to_arrow_schema(spark_schema(include_headers=include_headers), timezone="UTC")
-    assert arrow_schema(include_headers=include_headers).equals(wanted)
+    names = column_names(include_headers=include_headers)
+    assert arrow_schema(names).equals(to_arrow_schema(spark_schema(names), timezone="UTC"))
+
+
+@given(RECORDS, st.lists(st.sampled_from(column_names(include_headers=True)), min_size=1, max_size=8, unique=True))
+def test_fewer_columns_are_those_of_all(records: list[Record], names: list[str]) -> None:
+    batch = build_batch(records)
+    whole = RecordDecoder("t", 3, column_names(include_headers=True))
+    some = RecordDecoder("t", 3, names)
+    for decoder in (whole, some, some):  # the second one goes on after a batch was taken
+        decoder.add(batch, 0, len(records))
+        found = decoder.take()
+        found.validate(full=True)
+        if decoder is whole:
+            wanted = found.select(names)
+        else:
+            assert found.equals(wanted) and found.schema.names == names

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_tidelog.columns import COLUMNS
 from pyspark_tidelog.options import EARLIEST, LATEST, Bound, ReadOptions, read_options, stream_options
 from tidelog.runtime.errors import ConfigError
 
@@ -18,7 +19,7 @@ def test_without_further_options_a_topic_is_read_from_its_start_to_its_present_e
     found = read_options(TOPIC)
     assert (found.bootstrap, found.topics) == ("127.0.0.1:9092", ("t",))
     assert (found.starting, found.ending) == (Bound(EARLIEST), Bound(LATEST))
-    assert found.fail_on_data_loss and found.reads_tail and not found.include_headers
+    assert found.fail_on_data_loss and found.reads_tail and found.columns == COLUMNS
     assert pickle.loads(pickle.dumps(found)) == found
 
 
@@ -43,7 +44,7 @@ def test_names_are_those_of_sparks_kafka_source_in_any_case() -> None:
     assert found.topics == ("t", "u")
     assert found.ending.offsets == {("t", 0): 7, ("t", 1): -1, ("u", 0): 0}
     assert (found.min_partitions, found.max_records, found.max_bytes) == (10, 5, 1_000)
-    assert not found.fail_on_data_loss and found.include_headers and not found.reads_tail
+    assert not found.fail_on_data_loss and found.columns == (*COLUMNS, "headers") and not found.reads_tail
     assert found.is_committed_only and found.kafka == {"client.id": "me"} and found.s3 == {"endpoint": "http://s3"}
 
 

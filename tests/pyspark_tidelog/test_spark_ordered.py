@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from pyspark_tidelog.columns import arrow_schema
+from pyspark_tidelog.columns import arrow_schema, column_names
 from pyspark_tidelog.jobs.kafka_range import read_range
 from pyspark_tidelog.jobs.ordered import FILLER, CopiedPartition, PartitionCopy, Source, copy_partition
 from pyspark_tidelog.reading import DataLoss
@@ -67,7 +67,7 @@ def source(rows: list[Row], *, at_once: int = 7) -> Source:
         wanted = [each for each in rows if each["offset"] >= start]
         for first in range(0, len(wanted), at_once):
             piece = wanted[first : first + at_once]
-            schema = arrow_schema(include_headers=True)
+            schema = arrow_schema(column_names(include_headers=True))
             arrays = [pa.array([each[field.name] for each in piece], type=field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -18,6 +18,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, LongType, NestedField, StructType
 
+from pyspark_tidelog.columns import column_names
 from pyspark_tidelog.jobs.table.columns import inferred_fields, wanted_changes
 from pyspark_tidelog.jobs.table.ddl import parse_ddl
 from pyspark_tidelog.jobs.table.rows import RowMaker, RowPlan
@@ -80,7 +81,7 @@ class Message:
 
 
 def batch(records: Sequence[tuple[bytes | None, bytes | None]]) -> pa.RecordBatch:
-    rows = RowCollector(include_headers=True)
+    rows = RowCollector(column_names(include_headers=True))
     for offset, (key, value) in enumerate(records):
         rows.add(Message(offset, key, value))
     return rows.take()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pyspark_tidelog.columns import COLUMNS, column_names
 from pyspark_tidelog.rows import BYTES, ROWS, RowCollector
 from tidelog.runtime.errors import Unavailable
 
@@ -43,7 +44,7 @@ LARGE = bytes(1 << 20)
     "message", [TailMessage(LARGE, None, None), TailMessage(None, LARGE, []), TailMessage(None, None, [("h", LARGE)])]
 )
 def test_rows_are_given_out_by_their_bytes_too(message: TailMessage) -> None:
-    rows = RowCollector(include_headers=True)
+    rows = RowCollector(column_names(include_headers=True))
     for _ in range(2):
         while not rows.is_full:
             rows.add(message)
@@ -56,12 +57,12 @@ def test_a_header_that_the_client_cannot_give_is_told_with_its_place() -> None:
             raise SystemError("<built-in> returned NULL without setting an exception")
 
     with pytest.raises(Unavailable, match=r"t-3: offset 7 has a header whose name is no UTF-8"):
-        RowCollector(include_headers=True).add(Unreadable(None, b"v", None))
-    RowCollector(include_headers=False).add(Unreadable(None, b"v", None))
+        RowCollector(column_names(include_headers=True)).add(Unreadable(None, b"v", None))
+    RowCollector(COLUMNS).add(Unreadable(None, b"v", None))
 
 
 def test_rows_are_given_out_by_their_number() -> None:
-    rows = RowCollector(include_headers=False)
+    rows = RowCollector(COLUMNS)
     for _ in range(ROWS):
         assert not rows.is_full
         rows.add(TailMessage(None, b"v", None))
