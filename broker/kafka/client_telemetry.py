@@ -156,6 +156,11 @@ class ClientTelemetry:
         self._instances: dict[uuid.UUID, TelemetryInstance] = {}
         self._pushes = dict.fromkeys(OUTCOMES.values(), 0)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is a subscription."""
+        return bool(self._current())
+
     def subscribe(self, instance_id: uuid.UUID | None, facts: Mapping[str, str], now: float) -> TelemetryInstance | int:
         """Return what a client is to send, with a new id if it has none; or an error code.
 

@@ -21,6 +21,7 @@ from tidelog.broker.kafka.client_telemetry import (
     ClientTelemetry,
     instance_text,
 )
+from tidelog.broker.kafka.handlers.api_versions import ApiVersions
 from tidelog.broker.kafka.handlers.client_telemetry import APIS
 from tidelog.broker.kafka.named_configs import CLIENT_METRICS
 
@@ -191,6 +192,22 @@ def test_what_is_wrong_with_a_push_is_told() -> None:
     assert {name: count for name, count in outcomes.items() if count} == {
         "taken": 1, "too_large": 1, "invalid": 1, "unsupported_compression": 1, "refused": 1,
     }  # fmt: skip
+
+
+def test_the_apis_are_listed_while_there_is_a_subscription() -> None:
+    here = Telemetry(subscribed=False)
+    api = ApiVersions(APIS).api
+
+    def listed() -> set[int]:
+        answer = here.world.call([api], 18, 4, client_software_name="test", client_software_version="1")
+        return {each.api_key for each in answer.api_keys}
+
+    assert listed() == {18}, "librdkafka writes a line to the terminal for each client that asks"
+    here.subscribe("s", metrics=PREFIX)
+    assert listed() == {18, GET, PUSH}
+    here.subscribe("s", metrics=None)
+    assert listed() == {18}
+    assert here.get().error_code == 0, "who has seen them before goes on asking"
 
 
 def test_a_broker_that_takes_no_metrics_does_not_serve_the_apis() -> None:

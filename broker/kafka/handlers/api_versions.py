@@ -7,6 +7,9 @@ Produce is advertised from version 0 on although 0–2 are refused: librdkafka b
 (KAFKA-18659). Features (KIP-584, `tidelog.controller.model.features`): `metadata.version`, which admin tools read to
 determine a cluster's capabilities; `tidelog.level`, the cluster's feature level, which UpdateFeatures raises (level 0
 is none, as in Kafka); and `transaction.version`, without which clients use the first transaction protocol.
+
+The APIs of client telemetry are listed while there is a subscription. Otherwise nobody wants what clients would push,
+and librdkafka writes a line to the user's terminal for each client that asks.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ ZERO_MINIMUM_VERSION = 4
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
+TELEMETRY_KEYS = (71, 72)
+"""GetTelemetrySubscriptions and PushTelemetry (KIP-714)."""
+
 APIS: list[ApiHandler] = []
 """Empty: `tidelog.broker.kafka.server` adds ApiVersions itself."""
 
@@ -46,6 +52,7 @@ class ApiVersions:
             ServedApi(api_key=api.api_key, min_version=api.min_version, max_version=api.max_version)
             for api in sorted([*apis, self.api], key=lambda api: api.api_key)
         ]
+        self._without_telemetry = [key for key in self._keys if key.api_key not in TELEMETRY_KEYS]
 
     async def handle(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
         """Record the client's name and version (v3+, KIP-511) and return the table."""
@@ -67,7 +74,7 @@ class ApiVersions:
         image: Image = context.services.controller.image
         return ApiVersionsResponse(
             error_code=error_code,
-            api_keys=self._keys,
+            api_keys=self._keys if context.services.telemetry.is_wanted else self._without_telemetry,
             supported_features=[
                 SupportedFeatureKey(name=name, min_version=levels.oldest, max_version=levels.newest)
                 for name, levels in SUPPORTED_FEATURES.items()

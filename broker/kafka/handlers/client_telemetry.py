@@ -1,7 +1,8 @@
 """GetTelemetrySubscriptions (71) and PushTelemetry (72): clients send their metrics to the broker (KIP-714).
 
-They become metrics of this broker's `/metrics` (`tidelog.broker.telemetry.client_metrics`). With
-`kafka.telemetry_max_bytes=0` ApiVersions does not list these APIs, as Kafka's brokers without a receiver of metrics.
+They become metrics of this broker's `/metrics` (`tidelog.broker.telemetry.client_metrics`). Without a subscription, or
+with `kafka.telemetry_max_bytes=0`, ApiVersions does not list these APIs, as Kafka's brokers without a receiver of
+metrics. Clients that connect later see them; one that knows them goes on asking.
 """
 
 from __future__ import annotations
