@@ -198,7 +198,7 @@ def _unlz4(data: memoryview, max_bytes: int) -> bytes:
             total += len(part)
             if total > max_bytes:
                 raise _too_large(max_bytes)
-            if not part and not fed and unpacker.needs_input and not unpacker.eof:
+            if not part and at == len(data) and unpacker.needs_input and not unpacker.eof:
                 raise CorruptRecord("lz4 data end too early")
             parts.append(part)
         at -= len(unpacker.unused_data or b"")

@@ -371,3 +371,15 @@ def test_members_of_all_sizes_are_read_one_after_the_other(codec: Compression) -
         decompress(memoryview(packed), codec, len(whole) - 1)
     with pytest.raises(CorruptRecord):
         decompress(memoryview(packed)[:-1], codec, len(whole))
+
+
+@pytest.mark.parametrize("noise", [8_000, 16_000, 32_000])
+def test_a_block_of_lz4_may_lie_anywhere_in_what_is_fed_at_a_time(noise: int) -> None:
+    """A piece may end within a block right where a mebibyte was given out: nothing more comes of that piece."""
+    whole = (random.Random(7).randbytes(noise) + bytes((64 << 10) - noise)) * 80
+    packed = memoryview(compress(whole, Compression.LZ4))
+    assert decompress(packed, Compression.LZ4, len(whole)) == whole
+    with pytest.raises(CorruptRecord, match="too early"):
+        decompress(packed[:-1], Compression.LZ4, len(whole))
+    with pytest.raises(RecordTooLarge):
+        decompress(packed, Compression.LZ4, len(whole) - 1)
