@@ -30,9 +30,12 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, InvalidRegionError, ParamValidationError
+from botocore.handlers import validate_bucket_name
+from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url, validate_region_name
 
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import Closed, ConfigError, InvalidInput, Unavailable
@@ -90,8 +93,9 @@ class _Connection:
 
     @property
     def opened_data(self) -> DataRequests:
-        """Return `data`, which a call has opened."""
-        assert self.data is not None, "no call has opened it"
+        """Return `data`, which a call has opened. Raises `Closed` if the store was closed since."""
+        if self.data is None:
+            raise Closed("the object store was closed while a request waited for its turn")
         return self.data
 
 
@@ -480,11 +484,34 @@ def _check_deleted(errors: Sequence[Any]) -> None:
             raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "DeleteObjects")
 
 
+def _check_place(settings: S3Settings) -> None:
+    """Check what no request could be sent with. botocore would tell, but who needs `data` only does not ask it."""
+    if settings.endpoint and not _is_address(settings.endpoint):
+        raise ConfigError(f"s3.endpoint is {settings.endpoint!r}", hint="it is http(s)://HOST:PORT")
+    try:
+        validate_region_name(settings.region)
+        validate_bucket_name({"Bucket": settings.bucket})
+    except InvalidRegionError as error:
+        raise ConfigError(f"s3.region is {settings.region!r}", hint="it has letters, digits and hyphens") from error
+    except ParamValidationError as error:
+        hint = "it has 3 to 255 letters, digits, dots, hyphens and underscores, or is an ARN"
+        raise ConfigError(f"s3.bucket is {settings.bucket!r}", hint=hint) from error
+
+
+def _is_address(url: str) -> bool:
+    try:
+        _ = urlsplit(url).port
+        return bool(is_valid_endpoint_url(url) or is_valid_ipv6_endpoint_url(url))
+    except ValueError:
+        return False
+
+
 def _check_settings(settings: S3Settings) -> None:
     if not settings.bucket:
         raise ConfigError("s3.endpoint is set but s3.bucket is not", hint="name the bucket: --bucket NAME")
     if settings.endpoint and not settings.endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"s3.endpoint is {settings.endpoint!r}", hint="it begins with http:// or https://")
+    _check_place(settings)
     if bool(settings.access_key_id) != bool(settings.secret_access_key):
         raise ConfigError("one of s3.access_key_id and s3.secret_access_key is set", hint="set both, or neither")
     if settings.multipart_bytes < MIN_PART_BYTES:

@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 from tests.support.s3_servers import ROOT, S3Server
 from tidelog.chaos.ports import free_port
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import Closed, Unavailable
+from tidelog.runtime.errors import Closed, ConfigError, Unavailable
 from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.s3 import S3ObjectStore
 from tidelog.storage.bucket.s3_client import open_client
@@ -74,6 +74,54 @@ def test_who_only_reads_and_writes_objects_needs_no_second_client(
 
     monkeypatch.setattr("tidelog.storage.bucket.s3.open_client", counted)
     asyncio.run(read_only())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"endpoint": "http://"},
+        {"endpoint": "http://bad host"},
+        {"endpoint": "http://[::1"},
+        {"endpoint": "http://127.0.0.1:port"},
+        {"region": "over there"},
+        {"bucket": "my bucket"},
+    ],
+)
+def test_what_no_request_can_be_sent_with_is_told_before_one_is(wrong: dict[str, str]) -> None:
+    """obstore's threads panicked."""
+    settings = {"endpoint": "http://127.0.0.1:9", "bucket": "bucket", "client": "obstore", **wrong}
+    with pytest.raises(ConfigError, match=f"s3.{next(iter(wrong))} is '"):
+        S3ObjectStore(S3Settings(**settings), SystemClock(), random.Random(3))  # type: ignore[arg-type]
+
+
+async def test_a_request_that_waits_for_its_turn_when_the_store_is_closed_is_told_so() -> None:
+    arrived, going = asyncio.Event(), asyncio.Event()
+
+    async def answer(_request: web.Request) -> web.Response:
+        arrived.set()
+        await going.wait()
+        return web.Response(body=b"data")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(application) as server:
+        settings = S3Settings(
+            endpoint=str(server.make_url("")).rstrip("/"),
+            bucket="bucket",
+            client="obstore",
+            access_key_id="x",
+            secret_access_key="y",
+            max_concurrency=1,
+        )
+        store = S3ObjectStore(settings, SystemClock(), random.Random(3))
+        first, second = asyncio.create_task(store.get("a")), asyncio.create_task(store.get("b"))
+        async with asyncio.timeout(30):
+            await arrived.wait()
+            await store.close()
+            going.set()
+            with pytest.raises(Closed):
+                await second
+            await asyncio.gather(first, return_exceptions=True)
 
 
 def test_credentials_come_by_the_chain_that_botocore_has(
