@@ -84,7 +84,8 @@ class _Connection:
     the garbage collector to follow as all else that a small process has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: S3Settings) -> None:
+        self.settings = settings  # not those of a view that happens to be the first to need a client
         self.opening = asyncio.Lock()
         self.resources = AsyncExitStack()
         self.client: Any = None
@@ -111,7 +112,7 @@ class S3ObjectStore(PlainViews):
         self._prefix = f"{settings.prefix.strip('/')}/" if settings.prefix.strip("/") else ""
         self._retrier = Retrier(clock, rng)
         self._slots = asyncio.Semaphore(settings.max_concurrency)
-        self._connection = _Connection()
+        self._connection = _Connection(settings)
         self.stats = StoreStats(clock)
         self._account: Account = self.stats.accounts.account("other")
 
@@ -415,7 +416,7 @@ class S3ObjectStore(PlainViews):
         async with AsyncExitStack() as opened:
             client, data = connection.client, connection.data
             if client is None and (self._settings.client == "aiobotocore" or not data_only):
-                client = await open_client(self._settings, opened)
+                client = await open_client(connection.settings, opened)
             if data is None:
                 data = await self._open_data(client, opened)
             connection.client, connection.data = client, data
@@ -431,7 +432,7 @@ class S3ObjectStore(PlainViews):
                 f"s3.client is obstore, which cannot be used here: {error}",
                 hint="`make install` (or pip install --editable .) installs it; or set s3.client = aiobotocore",
             ) from error
-        return await open_requests(self._settings, resources)
+        return await open_requests(self._connection.settings, resources)
 
     async def _call(
         self,

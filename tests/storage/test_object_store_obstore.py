@@ -124,6 +124,28 @@ async def test_a_request_that_waits_for_its_turn_when_the_store_is_closed_is_tol
             await asyncio.gather(first, return_exceptions=True)
 
 
+async def test_a_view_with_a_budget_shortens_no_time_outs_of_the_store(
+    minio_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request may be the first that needs the second client, which all views share."""
+    opened = list[int]()
+
+    async def noted(settings: S3Settings, *arguments: Any) -> Any:
+        opened.append(settings.request_timeout_ms)
+        return await open_client(settings, *arguments)
+
+    monkeypatch.setattr("tidelog.storage.bucket.s3.open_client", noted)
+    settings = settings_of(minio_server, request_timeout_ms=20_000)
+    await round_trip(settings)
+    store = S3ObjectStore(settings, SystemClock(), random.Random(3))
+    try:
+        assert await store.get("k") == b"data"
+        await store.with_budget(3.0, 4.0).head("k")
+    finally:
+        await store.close()
+    assert opened == [20_000, 20_000]
+
+
 def test_credentials_come_by_the_chain_that_botocore_has(
     minio_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
