@@ -291,8 +291,12 @@ def planned(row: Mapping[str, Any], slices: tuple[Slice, ...]) -> PlannedRange:
     )
 
 
-_due_s: dict[tuple[tuple[str, ...], int], float] = {}
-"""When this process is to renew a lease again, by brokers and id, in `time.monotonic()`."""
+_due_s: dict[tuple[tuple[str, ...], int, float], float] = {}
+"""When this process is to renew a lease again, by brokers, id and time to live, in `time.monotonic()`.
+
+Another cluster at the same addresses may give an id again, to a lease that ends sooner.
+"""
+_due_lock = threading.Lock()
 
 
 class LeaseKeeper:
@@ -325,8 +329,7 @@ class LeaseKeeper:
         self._kept = (lookups, lease)
 
     def _run(self) -> None:
-        lookups, lease = self._kept
-        if self._done.wait(max(0.0, _due_s.get((lookups.urls, lease.id), 0.0) - time.monotonic())):
+        if self._done.wait(_due_in_s(*self._kept)):
             return
         while True:
             lookups, lease = self._kept
@@ -343,11 +346,17 @@ class LeaseKeeper:
                 return
 
 
+def _due_in_s(lookups: Lookups, lease: Lease) -> float:
+    with _due_lock:
+        return max(0.0, _due_s.get((lookups.urls, lease.id, lease.ttl_s), 0.0) - time.monotonic())
+
+
 def _note_renewal(lookups: Lookups, lease: Lease) -> None:
     now_s = time.monotonic()
-    for key in [key for key, due_s in _due_s.items() if due_s < now_s]:
-        _due_s.pop(key, None)
-    _due_s[lookups.urls, lease.id] = now_s + lease.ttl_s / 3
+    with _due_lock:
+        for key in [key for key, due_s in _due_s.items() if due_s < now_s]:
+            del _due_s[key]
+        _due_s[lookups.urls, lease.id, lease.ttl_s] = now_s + lease.ttl_s / 3
 
 
 class Cluster:

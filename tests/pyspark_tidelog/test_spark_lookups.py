@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -186,3 +187,32 @@ def test_tasks_that_follow_each_other_do_not_all_renew_their_lease(broker: Broke
     broker.renewed.clear()
     with LeaseKeeper(lookups, Lease(5, 17, 600.0)):
         assert broker.renewed.wait(30), "that is another one"
+    broker.renewed.clear()
+    with LeaseKeeper(lookups, Lease(5, 17, 60.0)):
+        assert broker.renewed.wait(30), "and that one of another cluster, which would end before it is due"
+
+
+class Willing(Lookups):
+    """Renews whatever it is asked to."""
+
+    def renew_lease(self, lease: Lease, version: int = 0) -> Lease:
+        return lease
+
+
+def test_keepers_of_many_leases_do_not_disturb_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    def keep(first: int) -> None:
+        for number in range(first, first + 300):
+            with LeaseKeeper(Willing(("many",), ""), Lease(number, 17, 60.0)):
+                pass
+
+    threads = [threading.Thread(target=keep, args=(1_000 * number,)) for number in range(1, 5)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert not caplog.records, "each was renewed"
