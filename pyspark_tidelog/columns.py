@@ -50,10 +50,14 @@ def column_names(*, include_headers: bool) -> tuple[str, ...]:
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """Return the columns that a read's own schema names. Raises `ConfigError` if the source has no such column."""
+    """Return the columns that a read's own schema names. Raises `ConfigError` if the source has no such column.
+
+    Metadata of columns, as comments of a view's, are whoever's.
+    """
     names = tuple(schema.fieldNames())
     known = spark_schema(tuple(_COLUMNS))
-    wrong = [each for each in schema if each.name not in _COLUMNS or each != known[each.name]]
+    plain = [StructField(each.name, each.dataType, each.nullable) for each in schema]
+    wrong = [each for each in plain if each.name not in _COLUMNS or each != known[each.name]]
     if wrong or len(set(names)) < len(names) or not names:
         raise ConfigError(
             f"the schema {schema.simpleString()} is not of columns of the source, which are {known.simpleString()}",

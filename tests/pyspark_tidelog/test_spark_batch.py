@@ -58,7 +58,7 @@ def test_a_read_may_name_the_columns_that_it_wants(spark: Spark, world: World, t
 
     rows = spark.read(world.options(subscribe="t"))
     wanted = [[row["offset"], row["partition"], row["value"]] for row in rows]
-    found = ask("read", "offset LONG, partition INT, value BINARY")["ok"]
+    found = ask("read", "offset LONG, partition INT, value BINARY COMMENT 'theirs'")["ok"]
     assert sorted(found, key=lambda row: (row[1], row[0])) == wanted, "in the bucket and in the tail"
     assert sorted(ask("follow", "offset LONG", place=str(tmp_path))["ok"]) == sorted([row["offset"]] for row in rows)
     for wrong in ("value STRING", "offset LONG, worth BINARY", "value BINARY NOT NULL"):

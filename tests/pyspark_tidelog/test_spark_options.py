@@ -6,8 +6,9 @@ import pickle
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from pyspark_tidelog.columns import COLUMNS
+from pyspark_tidelog.columns import COLUMNS, columns_of
 from pyspark_tidelog.options import EARLIEST, LATEST, Bound, ReadOptions, read_options, stream_options
 from tidelog.runtime.errors import ConfigError
 
@@ -155,3 +156,14 @@ def test_a_wrong_option_of_a_stream_is_refused(option: str, value: str, told: st
 def test_a_batch_refuses_what_is_for_streams() -> None:
     with pytest.raises(ConfigError, match="option maxOffsetsPerTrigger is for streaming reads"):
         read_options({**TOPIC, "maxOffsetsPerTrigger": "5"})
+
+
+def test_columns_that_a_read_names_may_have_metadata_but_no_other_type() -> None:
+    def named(*fields: StructField) -> tuple[str, ...]:
+        return columns_of(StructType([*fields]))
+
+    value = StructField("value", BinaryType(), metadata={"comment": "theirs"})
+    assert named(StructField("offset", LongType(), metadata={"from": "a frame"}), value) == ("offset", "value")
+    for wrong in ((), (value, value), (StructField("offset", IntegerType()),), (StructField("VALUE", BinaryType()),)):
+        with pytest.raises(ConfigError, match="is not of columns of the source"):
+            named(*wrong)
