@@ -2,7 +2,7 @@
 the table of the alerts in docs/operations.md.
 
     python -m tools.monitoring                    write deploy/prometheus, deploy/grafana and the table
-    python -m tools.monitoring --check            only say which files differ; exit code 1 if any does
+    python -m tools.monitoring --check            only say which files differ, or are no longer made; exit code 1 if any
     python -m tools.monitoring --to DIR --job kafka --docs https://wiki/tidelog.md
                                                   for brokers that are scraped as another job, with links to your copy
                                                   of the page
@@ -111,8 +111,13 @@ def _write(made: Iterable[tuple[Path, str]], *, only_check: bool) -> list[Path]:
     return [path for path, _ in different]
 
 
+def _left_over(target: Path, made: Iterable[tuple[Path, str]]) -> list[Path]:
+    """Return the dashboards in the folder that are named as ours and no longer made; others are somebody else's."""
+    return sorted(set((target / "grafana").glob("tidelog-*.json")) - {path for path, _ in made})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, or check them."""
+    """Write the files, or check them. A dashboard that is no longer made is named, and left to who deletes it."""
     parser = argparse.ArgumentParser(description="Rules, dashboards and the table of the alerts.")
     parser.add_argument("--check", action="store_true", help="only say what differs")
     parser.add_argument("--to", type=Path, help="write to this directory instead of deploy/, and no table")
@@ -128,7 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     different = _write(made, only_check=options.check)
     for path in different:
         print(f"{path}: {'differs' if options.check else 'written'}")
-    return 1 if options.check and different else 0
+    left_over = _left_over(target, made)
+    for path in left_over:
+        print(f"{path}: no longer made; delete it")
+    return 1 if options.check and (different or left_over) else 0
 
 
 if __name__ == "__main__":

@@ -58,6 +58,20 @@ def test_a_file_that_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["--to", str(tmp_path)]) == 0 and main(["--check", "--to", str(tmp_path)]) == 0
 
 
+def test_a_dashboard_that_is_no_longer_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--to", str(tmp_path)]) == 0
+    left_over, of_others = tmp_path / "grafana" / "tidelog-gone.json", tmp_path / "grafana" / "mine.json"
+    left_over.write_text("{}\n")
+    of_others.write_text("{}\n")
+    capsys.readouterr()
+    assert main(["--check", "--to", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [f"{left_over}: no longer made; delete it"]
+    assert main(["--to", str(tmp_path)]) == 0 and left_over.exists(), "files that it did not write are not its own"
+    assert capsys.readouterr().out.splitlines() == [f"{left_over}: no longer made; delete it"]
+    left_over.unlink()
+    assert main(["--check", "--to", str(tmp_path)]) == 0
+
+
 def test_another_job_and_another_page_are_in_the_rules() -> None:
     made = yaml.safe_load(rules(alerts(KNOWN, "kafka"), "there.md"))
     found = [rule for group in made["groups"] for rule in group["rules"]]
