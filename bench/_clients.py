@@ -202,13 +202,15 @@ def flush(producer: Any) -> None:
 def create_topic(
     bootstrap: str, topic: str, partitions: int, config: Mapping[str, str] | None = None, *, replicas: int = 1
 ) -> None:
-    """Create a topic, whose partitions have so many replicas, and wait until it exists."""
+    """Create a topic, whose partitions have so many replicas, and wait until it exists. Raises `TimeoutError`."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, partitions, replicas, config=dict(config or {}))])[topic].result(30)
     deadline = time.monotonic() + 30
-    while len(admin.list_topics(topic, 10).topics[topic].partitions) < partitions and time.monotonic() < deadline:
+    while (found := len(admin.list_topics(topic, 10).topics[topic].partitions)) < partitions:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{found} of {partitions} partitions of {topic} are known after 30 s")
         time.sleep(0.05)
 
 

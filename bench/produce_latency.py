@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench._clients import Address, check_produced, connect, create_topic, produce_frame, replay_produce
+from bench._clients import Address, check_produced, connect, create_topic, flush, produce_frame, replay_produce
 from bench._common import Spread, broker, directory, in_process, interleaved, on_cores, percentile, quick, row, settle
 from bench.limit_disk import RawDisk
 from bench.limit_socket import TOPIC, bare_server
@@ -122,7 +122,7 @@ def librdkafka_client(bootstrap: str, topic: str, mb_per_s: float, seconds: floa
             producer.poll(pause)
         producer.produce(topic, value, on_delivery=delivered, partition=0)
         producer.poll(0)
-    producer.flush(30)
+    flush(producer)
     put(latencies[warm:])
 
 

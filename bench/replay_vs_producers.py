@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bench._clients import Consumer, create_topic, flush, replay_produce, send_batch
+from bench._clients import Consumer, create_topic, flush, records_in, replay_produce, send_batch
 from bench._common import (
     Spread,
     background,
@@ -101,6 +101,7 @@ def produce_on(bootstrap: str, seconds: float, put: Callable[[Any], None]) -> No
 
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **LIBRDKAFKA})
     producer.list_topics(WRITES, 10)
+    before = records_in(bootstrap, WRITES, PARTITIONS)
     put(os.getpid())
     value, sent = os.urandom(RECORD_BYTES), 0
     progress: Progress = [(time.perf_counter(), 0)]
@@ -110,6 +111,8 @@ def produce_on(bootstrap: str, seconds: float, put: Callable[[Any], None]) -> No
             progress.append((now, (sent - len(producer)) * RECORD_BYTES))
         sent += send_batch(producer, WRITES, value)
     flush(producer)
+    records = records_in(bootstrap, WRITES, PARTITIONS) - before
+    assert records == sent, f"{records} records are in the log, {sent} were sent"
     put(progress)
 
 
@@ -134,7 +137,7 @@ def produce_at(bootstrap: str, seconds: float, mb_per_s: float, put: Callable[[A
             continue
         producer.produce(WRITES, value, on_delivery=delivered)
         sent += RECORD_BYTES
-    producer.flush(60)
+    flush(producer)
     ended = time.perf_counter()
     put((len(latencies) * RECORD_BYTES, started, ended, percentile(latencies, 0.5), percentile(latencies, 0.99)))
 

@@ -57,9 +57,11 @@ class Stream(threading.Thread):
             self.error = error
 
     def end(self) -> None:
-        """Stop. Raises what ended it early."""
+        """Stop. Raises what ended it early, and `RuntimeError` if its last step does not end."""
         self.stopping.set()
         self.join(PATIENCE_S)
+        if self.is_alive():
+            raise RuntimeError(f"a step of the stream has not ended in {PATIENCE_S:g} s")
         if self.error is not None:
             raise self.error
 
