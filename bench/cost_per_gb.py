@@ -66,7 +66,8 @@ class Figures:
 
 
 def wait_until_done(figures: Figures) -> float:
-    """Wait until all is uploaded and compacted; return the time since then."""
+    """Wait until all is uploaded and compacted; return the time since then. Raises `TimeoutError`: a part of the work
+    has no price."""
     deadline, last, since = time.monotonic() + SETTLE_S, figures.requests(), time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(0.25)
@@ -77,8 +78,7 @@ def wait_until_done(figures: Figures) -> float:
         pending = figures.read()["tidelog_storage_log_cache_pending_bytes", "", ""]
         if not pending and time.monotonic() - since > QUIET_S:
             return time.monotonic() - since
-    print("it was still at work when time was up", flush=True)
-    return 0.0
+    raise TimeoutError(f"uploads and compaction have not ended within {SETTLE_S:g} s")
 
 
 def measure(tidelog: TidelogProcess, port: int, args: argparse.Namespace) -> None:

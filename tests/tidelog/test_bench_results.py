@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import admin
 
-from bench import _clients, log_compaction, replay_vs_producers, transaction_moves
+from bench import _clients, cost_per_gb, log_compaction, replay_vs_producers, transaction_moves
 
 
 class Producer:
@@ -68,6 +69,29 @@ def test_records_that_are_not_in_the_log_are_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(replay_vs_producers, "records_in", lambda *_: 7)
     with pytest.raises(AssertionError, match="0 records are in the log"):
         replay_vs_producers.produce_on("nobody:1", 0.01, put)
+
+
+@pytest.mark.parametrize("pending", [0.0, 1.0], ids=["compacting", "uploading"])
+def test_work_that_does_not_end_has_no_price(monkeypatch: pytest.MonkeyPatch, pending: float) -> None:
+    class Figures:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def requests(self) -> Counter[tuple[str, str]]:
+            self.asked += not pending
+            return Counter({("compaction", "get"): self.asked})
+
+        def read(self) -> dict[tuple[str, str, str], float]:
+            return {("tidelog_storage_log_cache_pending_bytes", "", ""): pending}
+
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(cost_per_gb, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with pytest.raises(TimeoutError, match="have not ended within 60 s"):
+        cost_per_gb.wait_until_done(Figures())  # type: ignore[arg-type]
 
 
 def test_a_step_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
