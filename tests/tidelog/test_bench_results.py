@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import admin
 
-from bench import _clients, cost_per_gb, log_compaction, replay_vs_producers, transaction_moves
+from bench import _clients, controller_commits, cost_per_gb, log_compaction, replay_vs_producers, transaction_moves
 
 
 class Producer:
@@ -92,6 +93,15 @@ def test_work_that_does_not_end_has_no_price(monkeypatch: pytest.MonkeyPatch, pe
     monkeypatch.setattr(cost_per_gb, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with pytest.raises(TimeoutError, match="have not ended within 60 s"):
         cost_per_gb.wait_until_done(Figures())  # type: ignore[arg-type]
+
+
+def test_the_disk_s_limit_beside_a_journal_grows_into_new_space_each_time(tmp_path: Path) -> None:
+    """As the journal does: to overwrite a file in place is less work for the file system."""
+    seconds = 0.05
+    for earlier in (b"", bytes(1 << 20)):
+        (tmp_path / "raw").write_bytes(earlier)
+        syncs = controller_commits.raw_syncs(tmp_path, seconds) * seconds
+        assert (tmp_path / "raw").stat().st_size == round(syncs) * 200 > 0
 
 
 def test_a_step_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
