@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 import msgspec
 from crc32c import crc32c
 
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.runtime.errors import CorruptData
 from tidelog.runtime.msgpack import DECODE_ERRORS
 
@@ -80,16 +81,19 @@ def encode_state(state: BucketState) -> bytes:
 
 
 def decode_state(data: bytes, *, key: str) -> BucketState:
-    """Check and decode an object's bytes, and compare them with its key. Raises `CorruptData`."""
+    """Check and decode an object's bytes, and compare them with its key.
+
+    Raises `NewerLevel` for one of a newer format, which may be whole, and `CorruptData`.
+    """
     if len(data) < HEADER_BYTES:
         raise _damaged(key, f"it has {len(data)} bytes; the header alone has {HEADER_BYTES}")
     magic, version, length, crc = _HEADER.unpack_from(data)
     if magic != MAGIC or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         raise _damaged(key, "it is no state, or its header is damaged")
     if version != FORMAT_VERSION:
-        raise CorruptData(
-            f"the metadata state {key} has format {version}; this version reads {FORMAT_VERSION}",
-            hint="it was written by a newer Tidelog: use that version",
+        raise NewerLevel(
+            f"the metadata state {key} has format version {version}; this process reads {FORMAT_VERSION}",
+            hint="start the version that wrote it, or a newer one",
         )
     body = memoryview(data)[HEADER_BYTES:]
     if len(body) != length or crc32c(body) != crc:

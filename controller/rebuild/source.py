@@ -21,6 +21,7 @@ from tidelog.controller.model.bucket_state import (
     parse_claim_key,
     parse_state_key,
 )
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.controller.model.records import ObjectState
 from tidelog.controller.rebuild.plan import FoundObject
 from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound, Unavailable
@@ -114,11 +115,16 @@ async def read_bucket(
 async def newest_state(
     store: ObjectStore, cluster_id: str, infos: list[ObjectInfo], damaged: list[Damaged]
 ) -> tuple[BucketState, ObjectInfo]:
-    """Return the newest whole state of a listing, and add to `damaged`. Raises `NotFound`, `CorruptData`."""
+    """Return the newest whole state of a listing, and add to `damaged`. Raises `NotFound`, `CorruptData`.
+
+    One of a newer format is not passed over (`NewerLevel`): an older state would be taken for the newest.
+    """
     names = [(name, info) for info in infos if (name := parse_state_key(info.key)) is not None]
     for _, info in sorted(names, key=lambda one: one[0], reverse=True):
         try:
             return decode_state(await store.get(info.key), key=info.key), info
+        except NewerLevel:
+            raise
         except CorruptData as error:
             damaged.append(Damaged(info.key, error.message))
     if damaged:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,8 +27,10 @@ from tidelog.controller.model.bucket_state import (
     parse_state_key,
     state_key,
 )
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
+from tidelog.controller.rebuild.source import Damaged, newest_state
 from tidelog.controller.rpc.connection import CommandParams
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData
@@ -75,6 +79,34 @@ def test_a_part_of_a_state_is_no_state(size: int) -> None:
 def test_a_state_under_another_key_is_refused() -> None:
     with pytest.raises(CorruptData, match="it is the state of"):
         decode_state(encode_state(GOLDEN), key=state_key("cluster", 2, 301))
+
+
+def newer(data: bytes) -> bytes:
+    """The same state in the next format."""
+    magic, version, *rest = struct.unpack_from("<8sIQI", data)
+    header = struct.pack("<8sIQI", magic, version + 1, *rest)
+    return header + struct.pack("<I", crc32c(header)) + data[len(header) + 4 :]
+
+
+def test_a_state_of_a_newer_format_is_not_damaged() -> None:
+    with pytest.raises(NewerLevel, match="has format version 2; this process reads 1") as caught:
+        decode_state(newer(encode_state(GOLDEN)), key=state_key("cluster", 2, 300))
+    assert caught.value.hint == "start the version that wrote it, or a newer one"
+
+
+async def test_no_older_state_is_taken_for_the_newest_instead_of_one_of_a_newer_format() -> None:
+    """All that was written since would be left out of what is rebuilt."""
+    store = MemoryObjectStore(SystemClock())
+    damaged: list[Damaged] = []
+    for index in (299, 300):
+        data = encode_state(msgspec.structs.replace(GOLDEN, index=index))
+        await store.put(state_key("cluster", 2, index), [newer(data) if index == 300 else data])
+    infos = [info async for info in store.list(metadata_prefix("cluster"))]
+    with pytest.raises(NewerLevel, match="state-00000002-000000000000012c has format version 2"):
+        await newest_state(store, "cluster", infos, damaged)
+    await store.put(state_key("cluster", 2, 300), [encode_state(GOLDEN)[:-1]])
+    base, _ = await newest_state(store, "cluster", infos, damaged)
+    assert base.index == 299 and [one.key for one in damaged] == [state_key("cluster", 2, 300)]
 
 
 async def alter(node: ControllerNode, number: int) -> None:
