@@ -141,10 +141,15 @@ class ControllerNode:
             partitions_per_deletion=sections.partitions_per_deletion,
         )
         self._partitions_per_deletion = sections.partitions_per_deletion
-        self._level_raise = LevelRaise(
-            role, identity.node_id, lambda: self._consensus.members, peers.ask_status, self._term_age_ms
-        )
         self._quorum_changes = self._make_quorum_changes(role, peers)
+        self._level_raise = LevelRaise(
+            role,
+            identity.node_id,
+            lambda: self._consensus.members,
+            peers.ask_status,
+            self._term_age_ms,
+            self._quorum_changes.changing,
+        )
         self._checkup = self._make_checkup(identity, world, peers)
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
         self._keeper = self._make_keeper(role, world)

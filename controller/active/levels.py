@@ -1,7 +1,8 @@
 """The active controller's part in feature levels: who supports what, and raising the level.
 
 Brokers tell their range with their registration. Controllers are asked when it matters, each directly: one that cannot
-be asked does not support anything newer. `LevelRaise.run` may be repeated, also after its own outcome was unknown.
+be asked does not support anything newer. While they are asked, and until the level is raised, none is added: it would
+have been checked against the level before. `LevelRaise.run` may be repeated, also after its own outcome was unknown.
 
 Entry: `LevelRaise`.
 """
@@ -63,13 +64,15 @@ class LevelRaise:
         members: Callable[[], dict[int, str]],
         ask: AskStatus,
         elapsed_ms: Callable[[], int],
+        changing: asyncio.Lock,
     ) -> None:
-        """`elapsed_ms`: the time since the present term began."""
+        """`elapsed_ms`: the time since the present term began; `changing`: held while the quorum is changed."""
         self._role = role
         self._node_id = node_id
         self._members = members
         self._ask = ask
         self._elapsed_ms = elapsed_ms
+        self._changing = changing
 
     async def run(self, level: int, *, dry_run: bool) -> dict[str, Any]:
         """Raise the level to `level`, or to the highest that all members support (-1). Returns what was found and done.
@@ -77,6 +80,13 @@ class LevelRaise:
         A dry run only reports. The report names the metadata version that it is of. Raises `UnsupportedLevel`, naming
         the members that do not support the level.
         """
+        if dry_run:
+            return (await self._find(level))[0]
+        async with self._changing:
+            return await self._raise(level)
+
+    async def _find(self, level: int) -> tuple[dict[str, Any], ControllerLevels]:
+        """Return the report of a dry run, and what the controllers say."""
         controllers = await self._controllers()
         image = self._role.image()
         cluster = image.cluster
@@ -92,14 +102,17 @@ class LevelRaise:
             "raised": False,
             "version": image.version,
         }
-        if dry_run:
-            return report
-        if target < cluster.level:
+        return report, controllers
+
+    async def _raise(self, level: int) -> dict[str, Any]:
+        report, controllers = await self._find(level)
+        in_force, target = report["level"], report["target"]
+        if target < in_force:
             raise UnsupportedLevel(
-                f"the cluster is at feature level {cluster.level}, which is not lowered to {target}",
+                f"the cluster is at feature level {in_force}, which is not lowered to {target}",
                 hint="commands of the higher level may be in the log, which an older version cannot read",
             )
-        if cluster.level == (level if level >= 0 else SUPPORTED.newest):
+        if in_force == (level if level >= 0 else SUPPORTED.newest):
             return report  # perhaps by an attempt whose answer was lost, with a controller that is silent now
         if controllers.silent:
             told = "; ".join(f"controller {each}: {why}" for each, why in sorted(controllers.silent.items()))
@@ -107,8 +120,8 @@ class LevelRaise:
                 f"these controllers did not say what they support: {told}",
                 hint="start them, or remove them with `tidelog controller remove`",
             )
-        require_all(target, ranges)
-        if target == cluster.level:
+        require_all(target, self._named(controllers, self._role.image()))
+        if target == in_force:
             return report
         told_by = tuple((each, one.oldest, one.newest) for each, one in sorted(controllers.ranges.items()))
         await self._role.propose(SetLevel(target, self._elapsed_ms(), told_by))

@@ -47,8 +47,9 @@ class QuorumChanges:
         self._ask = ask
         self._not_active = not_active
         self._timeout_s = timeout_s
-        self._changing = asyncio.Lock()
-        """One change at a time, with its checks: they are of the members that the one before it left."""
+        self.changing = asyncio.Lock()
+        """One change at a time, with its checks: they are of the members that the one before it left, and of the
+        feature level. Who raises that holds it, too."""
 
     async def transfer(self, node_id: int | None) -> None:
         """Transfer the leadership to a member, or to any (None). Raises `InvalidInput` if it is no member."""
@@ -64,7 +65,7 @@ class QuorumChanges:
         Raises `InvalidInput`, `UnsupportedLevel`, `Unavailable`. If this controller is the one to be removed, it
         transfers its leadership and raises `NotController`.
         """
-        async with self._changing:
+        async with self.changing:
             members = self._members()
             if params.operation == "add":
                 node_id, address = parse_member(f"{params.node_id}@{params.address}")

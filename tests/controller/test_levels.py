@@ -375,7 +375,7 @@ def raising(driver: Driver, statuses: dict[str, dict[str, Any] | None]) -> Level
     role = ActiveRole(lambda: driver.image, propose, lambda: True, lambda: 0)
     members = {0: "own", **dict(enumerate(sorted(statuses), 1))}
     driver.run(c.SetControllers(tuple(sorted(members.items()))))
-    return LevelRaise(role, 0, lambda: members, ask, lambda: 5)
+    return LevelRaise(role, 0, lambda: members, ask, lambda: 5, asyncio.Lock())
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.controller.controller_helpers import until
 from tests.support.quorum_world import Member, QuorumWorld
+from tidelog.controller.active.levels import LevelRaise
 from tidelog.controller.active.members import QuorumChanges
+from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.image.image import Image
-from tidelog.controller.model.levels import NEWEST, OLDEST
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.levels import NEWEST, OLDEST, UnsupportedLevel
+from tidelog.controller.model.records import ClusterRecord
 from tidelog.controller.raft.quorum import MembershipChange
 from tidelog.controller.rpc.connection import ChangeParams
 from tidelog.runtime.errors import TidelogError, Unavailable
@@ -152,6 +157,74 @@ class FourControllers:
         if node_id == 4:
             raise Unavailable("refused")
         return {"node": node_id, "directory": self.directories[node_id]}
+
+
+class Upgraded:
+    """A controller that is alone at the level before the newest, and one that knows no other; both take their time."""
+
+    def __init__(self) -> None:
+        self.members = {1: MEMBERS[1]}
+        self.directories = {1: "a"}
+        self.level = NEWEST - 1
+        self.changes = QuorumChanges(
+            1, cast("Any", self), lambda: self.image, lambda: self.level, self.ask, cast("Any", TidelogError), 60.0
+        )
+        role = ActiveRole(lambda: self.image, self.propose, lambda: True, lambda: 0)
+        self.raising = LevelRaise(role, 1, lambda: self.members, self.ask, lambda: 0, self.changes.changing)
+
+    @property
+    def image(self) -> Image:
+        cluster = ClusterRecord("c", 1, 1, 0, tuple(self.members.items()), 0, self.level)
+        return cast("Image", SimpleNamespace(cluster=cluster, cluster_id="c", version=100, brokers={}, kv={}))
+
+    async def change_membership(self, change: MembershipChange, timeout_s: float) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.members[change.node_id], self.directories[change.node_id] = change.address, change.directory
+
+    async def ask(self, address: str) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        levels = [OLDEST, NEWEST - 1]
+        return {"node": 3, "cluster_id": "c", "levels": levels, "directory": "c", "version": self.image.version}
+
+    async def propose(self, command: c.AnyCommand) -> None:
+        assert isinstance(command, c.SetLevel)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.level = command.level
+
+
+@pytest.mark.parametrize("addition_first", [True, False])
+@pytest.mark.parametrize("rounds", range(6))
+async def test_no_controller_is_added_that_does_not_support_the_level_that_is_being_raised(
+    addition_first: bool, rounds: int
+) -> None:
+    """It would count in the quorum, and end as soon as it reads of the level."""
+    quorum = Upgraded()
+
+    async def addition() -> str:
+        try:
+            await quorum.changes.change(ChangeParams("add", 3, MEMBERS[3]))
+        except UnsupportedLevel as error:
+            return error.message
+        return ""
+
+    async def raising() -> str:
+        try:
+            await quorum.raising.run(NEWEST, dry_run=False)
+        except UnsupportedLevel as error:
+            return error.message
+        return ""
+
+    first = asyncio.create_task(addition() if addition_first else raising())
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    second = asyncio.create_task(raising() if addition_first else addition())
+    said = await first, await second
+    assert (quorum.level == NEWEST) != (3 in quorum.members), said
+    supports = f"levels {OLDEST} to {NEWEST - 1}"
+    told = f"the cluster is at feature level {NEWEST}; controller 3 supports {OLDEST} to {NEWEST - 1}"
+    assert sorted(said)[0] == "" and (told in said or any(f"controller 3 ({supports})" in one for one in said)), said
 
 
 async def test_of_two_removals_at_once_the_second_is_checked_against_what_the_first_left() -> None:

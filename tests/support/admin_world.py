@@ -156,7 +156,7 @@ class WorldController:
 
     async def upgrade(self, level: int = -1, *, dry_run: bool) -> dict[str, Any]:
         role = ActiveRole(lambda: self.image, self._ask, lambda: True, lambda: 0)
-        raising = LevelRaise(role, NODE_ID, lambda: self.members, self._no_member, lambda: 0)
+        raising = LevelRaise(role, NODE_ID, lambda: self.members, self._no_member, lambda: 0, asyncio.Lock())
         return await raising.run(level, dry_run=dry_run)
 
     @staticmethod
