@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -71,24 +72,49 @@ def _scratch() -> Iterator[dict[str, str]]:
 def scratch_directory(parent: str | Path | None = None) -> Iterator[Path]:
     """Yield an empty directory (`parent` chooses the disk) that is removed at the end, also after SIGTERM.
 
-    Directories of killed programs (`kill -9`) are removed first: the names contain the process id.
+    Directories of killed programs (`kill -9`) are removed first: nobody has them locked. The process id in their names
+    is for users only; that of a program in another pid namespace says nothing here.
     """
     place = Path(parent or tempfile.gettempdir())
     for left in place.glob(f"{_PREFIX}[0-9]*-*"):
-        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
+        with contextlib.suppress(OSError), _locked(left):
             shutil.rmtree(left, ignore_errors=True)
     ends = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ends:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=f"{_PREFIX}{os.getpid()}-", dir=place, ignore_cleanup_errors=True
-        ) as path:
-            yield Path(path)
+        with _new_directory(place) as path:
+            yield path
     finally:
         if ends:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _new_directory(place: Path) -> Iterator[Path]:
+    """Create a locked directory; it has a name that others look at only when it is locked."""
+    fresh = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}new-", dir=place))
+    path = fresh.with_name(fresh.name.replace("new-", f"{os.getpid()}-", 1))
+    try:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # nobody can lock it on such a file system, and nobody removes it
+                stack.enter_context(_locked(fresh))
+            fresh.rename(path)
+            yield path
+    finally:
+        for each in (fresh, path):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lock a directory until the end of the block or of this process. Raises `OSError` if that cannot be."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _reap() -> None:

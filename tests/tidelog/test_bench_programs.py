@@ -72,6 +72,36 @@ def test_no_process_and_no_file_stays(tmp_path: Path, ends: str, limit_s: str, a
         assert not os.path.exists(path)
 
 
+def test_the_directory_of_a_running_program_whose_pid_nobody_here_sees_stays(tmp_path: Path) -> None:
+    """As that of one in another pid namespace. One that nobody uses goes, though another process has its pid by now."""
+    program = (
+        "import os, sys\n"
+        "os.getpid = lambda: 99_999_999\n"
+        "from bench._common import directory\n"
+        "with directory(sys.argv[1]) as path:\n"
+        "    print(path, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    running = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout is not None
+        used = Path(running.stdout.readline().strip())
+        assert "99999999" in used.name and used.is_dir()
+        unused = tmp_path / f"tidelog-bench-{os.getpid()}-left"
+        unused.mkdir()
+        of_others = tmp_path / "tidelog-bench-1-of-others"
+        of_others.symlink_to(ROOT, target_is_directory=True)
+        with directory(str(tmp_path)) as path:
+            assert set(tmp_path.iterdir()) == {path, used, of_others}
+        assert set(tmp_path.iterdir()) == {used, of_others}
+        running.communicate(timeout=30)
+        assert set(tmp_path.iterdir()) == {of_others}
+    finally:
+        running.kill()
+        running.communicate()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_program_run_by_hand_leaves_no_directory_longer_than_until_the_next_run(
     number: signal.Signals, tmp_path: Path
