@@ -1,7 +1,7 @@
 """Fixtures for all tests: S3 servers and tools that the project starts and installs itself.
 
 What a machine cannot provide skips its tests with a reason that begins with "missing:", fails them where `CI` or
-`TIDELOG_NOTHING_MISSING` is set, and is listed at the end of the run.
+`TIDELOG_NOTHING_MISSING` is set, and is listed at the end of the run (`support/missing.py`).
 
 A test that starts a process is marked `processes` or `servers` (all of `tests/e2e` is, and whoever uses a server
 fixture); what starts one without that mark fails. `make unit` runs the others.
@@ -49,6 +49,7 @@ from tests.support.external import Program
 from tests.support.golang import go_program
 from tests.support.java import Java, java_runtime_path
 from tests.support.loops import ASYNCIO_LOOP, LoopFactories
+from tests.support.missing import PREFIX, missing
 from tests.support.node import node_program
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
 
@@ -69,7 +70,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 T = TypeVar("T")
-PREFIX = "missing: "
 STARTED = time.monotonic()
 LATE = "the time for tests was over"
 E2E = Path(__file__).parent / "e2e"
@@ -114,10 +114,8 @@ def required(provide: Callable[[], T]) -> T:
     try:
         return provide()
     except Missing as error:
-        reason = f"{PREFIX}{error}"
-    if any(os.environ.get(name, "").lower() in ("1", "true") for name in ("CI", "TIDELOG_NOTHING_MISSING")):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
+        what = str(error)
+    return missing(what)
 
 
 @pytest.fixture(scope="session")

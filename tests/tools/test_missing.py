@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
+NEEDS_GROFF = "tests/tidelog/test_man_pages.py"
 NEEDS_JAVA = "tests/pyspark_tidelog/test_spark_table_kills.py"
 
 
@@ -24,3 +26,19 @@ def test_tests_of_spark_say_that_java_is_missing(environment: dict[str, str], co
     assert done.returncode == code, done.stdout + done.stderr
     assert "missing on this machine" in done.stdout
     assert "no `java` on PATH: Spark needs a Java runtime (" in done.stdout
+
+
+@pytest.mark.parametrize(("environment", "code"), [({"CI": "true"}, 1), ({}, 0)], ids=["in the gate", "elsewhere"])
+def test_a_test_that_looks_for_a_program_itself_says_that_it_is_missing(environment: dict[str, str], code: int) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-cov", NEEDS_GROFF, "-k", "groff"]
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "groff (1 test not run)" in done.stdout
+
+
+def test_no_test_is_skipped_for_want_of_something_where_nothing_may_be_missing() -> None:
+    """`tests.support.missing` decides; marks and skips of other reasons, such as an older kernel, are no such thing."""
+    silent = re.compile(r"(skip|skipif|importorskip)\(.{0,200}?missing: |importorskip\(", re.DOTALL)
+    found = [str(path) for path in (ROOT / "tests").rglob("*.py") if silent.search(path.read_text(encoding="utf-8"))]
+    assert not found
