@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import admin
 
-from bench import _clients, controller_commits, cost_per_gb, log_compaction, replay_vs_producers, transaction_moves
+from bench import controller_commits, cost_per_gb, log_compaction, replay_vs_producers, transaction_moves
+from bench._clients import create_topic
 
 
 class Producer:
@@ -136,6 +137,7 @@ def test_a_topic_without_all_of_its_partitions_is_an_error(monkeypatch: pytest.M
 
     seconds = iter(range(0, 1_000, 20))
     monkeypatch.setattr(admin, "AdminClient", Admin)
-    monkeypatch.setattr(_clients, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _seconds: None))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _seconds: None)
+    monkeypatch.setattr("bench._clients.time", clock)
     with pytest.raises(TimeoutError, match="1 of 3 partitions of topic"):
-        _clients.create_topic("nobody:1", "topic", 3)
+        create_topic("nobody:1", "topic", 3)
