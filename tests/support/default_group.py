@@ -51,6 +51,8 @@ class DefaultGroup:
         self._stopping.set()
         for each in self._threads:
             each.join(DEADLINE_S)
+        if kind is None:
+            assert not any(each.is_alive() for each in self._threads), "a member of the group does not end"
 
     def _run(self, settings: dict[str, str | int]) -> None:
         consumer = Consumer(settings)

@@ -27,6 +27,8 @@ from tidelog.simulation.checkers import check
 from tidelog.simulation.checkers.history import History, Op
 
 DEADLINE_S = 120.0
+FLUSH_S = DEADLINE_S - 10
+"""Time-out of the end, for what is sent already."""
 CLUMP_S = 0.02
 """What is due within this time is sent at once: for every record alone a producer wakes several threads."""
 EAGER = {"linger.ms": 2, "retry.backoff.ms": 10, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
@@ -98,7 +100,7 @@ class PartitionLoad:
         for thread in self._threads:
             thread.join(DEADLINE_S)
         if kind is None:
-            assert not any(thread.is_alive() for thread in self._threads), "records without an outcome"
+            assert not any(thread.is_alive() for thread in self._threads), "a producer does not end"
 
     def _run(self, at: int) -> None:
         """Write to every partition of one producer, again and again."""
@@ -112,7 +114,8 @@ class PartitionLoad:
                 self._send(producer, at, partition, number)
             number += 1
             self._poll_until(producer, began + self.pause_s)
-        producer.flush(DEADLINE_S - 10)
+        if left := producer.flush(FLUSH_S):
+            self.errors.append(f"{left} records have no outcome after {FLUSH_S:g} s")
 
     def _poll_until(self, producer: Producer, due: float) -> None:
         while (left_s := due - time.monotonic()) > 0:
