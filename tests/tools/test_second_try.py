@@ -66,6 +66,14 @@ def test_tests_of_a_group_of_workers_are_found_again(tmp_path: Path) -> None:
         assert f"unsteady: test_these.py::test_only_the_first_time[{case}] failed, and passed alone" in output
 
 
+def test_what_is_skipped_alone_has_not_passed(tmp_path: Path) -> None:
+    skips = ONCE.replace("    assert was_there", "    assert was_there\n    pytest.skip('no room')")
+    code, output = run(tmp_path, "import pytest\n" + skips)
+    assert code == 1, output
+    assert "1 tests failed, and were skipped alone" in output
+    assert "unsteady" not in output
+
+
 def test_what_fails_twice_fails(tmp_path: Path) -> None:
     code, output = run(tmp_path, ONCE + "\ndef test_never():\n    raise AssertionError\n")
     assert code == 1
