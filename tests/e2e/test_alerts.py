@@ -34,7 +34,7 @@ from tests.support.cli import Cli
 from tests.support.clients import wait_until
 from tests.support.kafka_client import KafkaClient
 from tests.support.kafka_world import batch
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tests.support.ports import free_port
 from tests.support.s3_servers import S3Server
 from tests.support.scrapes import Rules, Scrapes, targets
@@ -524,7 +524,7 @@ def on_small_disk(directory: Path, megabytes: int) -> Iterator[tuple[TidelogProc
     unshare = shutil.which("unshare")
     check = [unshare or "unshare", "--user", "--map-root-user", "--mount", "true"]
     if unshare is None or subprocess.run(check, capture_output=True, check=False).returncode != 0:
-        missing("a mount namespace of one's own (unshare --user --mount)")
+        lacking("a mount namespace of one's own (unshare --user --mount)")
     directory.mkdir()
     port = free_port()
     settings = ["--set", "wal.segment_bytes=1048576"]

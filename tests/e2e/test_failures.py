@@ -17,7 +17,7 @@ from confluent_kafka import Message, Producer
 
 from tests.e2e.backends import QUIET, create_topic, faulty_proxy, read_topic, s3_flags
 from tests.support.clients import value_of, wait_until
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tests.support.ports import free_port
 from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.tidelog_process import TidelogProcess, running
@@ -143,7 +143,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(where)], capture_output=True, text=True, check=False
     )
     if mounted.returncode != 0:
-        missing(f"a small file system (mount: {mounted.stderr.strip()})")
+        lacking(f"a small file system (mount: {mounted.stderr.strip()})")
     try:
         yield where
     finally:

@@ -18,7 +18,7 @@ from tests.e2e.backends import QUIET, create_topic, faulty_proxy, read_topic, s3
 from tests.e2e.test_failures import Writer
 from tests.support.cli import Cli
 from tests.support.clients import wait_until
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tests.support.object_jobs import BY_HAND, upload
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import running
@@ -148,7 +148,7 @@ def small_controller(tmp_path: Path) -> Iterator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(where)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode != 0:
-        missing(f"a small file system (mount: {mounted.stderr.strip()})")
+        lacking(f"a small file system (mount: {mounted.stderr.strip()})")
     try:
         yield where
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.wal_harness import SEGMENT, append, durable, make_wal, recovered, until
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tidelog.runtime.disk import FileDisk, FileDiskFile
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFailed, WalFull
@@ -99,12 +99,12 @@ def small_file_system(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "small"
     where.mkdir()
     if os.geteuid() != 0:
-        missing("root, to mount a small tmpfs")
+        lacking("root, to mount a small tmpfs")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={5 * SEGMENT}", "tmpfs", str(where)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
-        missing(f"the right to mount a tmpfs ({mounted.stderr.decode().strip()})")
+        lacking(f"the right to mount a tmpfs ({mounted.stderr.decode().strip()})")
     yield where
     subprocess.run(["umount", str(where)], check=True)
 

@@ -1,6 +1,7 @@
-"""What a machine does not have: the tests that need it are skipped, or fail where nothing may be missing (the gate).
+"""What a machine does not have, which the end of the run lists.
 
-Entry: `missing`.
+Entry: `missing` for what the project names as needed or installs by itself, without which the gate fails; `lacking` for
+what a machine has or has not: a right, a program of the system.
 """
 
 from __future__ import annotations
@@ -20,3 +21,8 @@ def missing(what: str) -> NoReturn:
     if any(os.environ.get(name, "").lower() in ("1", "true") for name in ("CI", "TIDELOG_NOTHING_MISSING")):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def lacking(what: str) -> NoReturn:
+    """Skip the running test for want of `what`, which no installation of the project could bring."""
+    pytest.skip(f"{PREFIX}{what}")

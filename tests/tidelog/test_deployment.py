@@ -29,7 +29,7 @@ import yaml
 
 from tests.support.cluster_process import eventually
 from tests.support.compose import Document, bootstrap, compose, configuration, healthy, node
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tests.support.ports import free_port
 from tests.support.s3_servers import ROOT, S3Server, new_bucket
 from tests.support.tidelog_process import READY_PREFIX
@@ -300,7 +300,7 @@ def python_for_all() -> str:
                 == 0
             ):
                 return found
-    return missing(f"a Python of 3.11 or later with venv that user {USER_ID} may run")
+    return lacking(f"a Python of 3.11 or later with venv that user {USER_ID} may run")
 
 
 def as_user(command: Sequence[str | Path], environment: dict[str, str], output: Path, folder: Path) -> Any:
@@ -359,7 +359,7 @@ def unit() -> dict[str, list[str]]:
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     program = shutil.which("systemd-analyze")
     if program is None:
-        missing("systemd-analyze of Debian's package systemd")
+        lacking("systemd-analyze of Debian's package systemd")
     return subprocess.run(
         [program, *map(str, arguments)], capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
     )
@@ -475,7 +475,7 @@ def allowed_calls() -> set[str]:
 def test_a_node_makes_no_system_call_that_the_unit_forbids(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:
-        missing("strace of Debian's package strace")
+        lacking("strace of Debian's package strace")
     allowed = allowed_calls()
     assert {"epoll_wait", "fdatasync", "setpriority"} <= allowed and "mount" not in allowed
     trace = tmp_path / "trace"

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.certificates import Authority
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tests.support.s3_servers import S3Server, new_bucket
 from tidelog.cli.main import cli
 from tidelog.doctor.here import directory_facts, locked_inodes
@@ -176,7 +176,7 @@ def test_a_disk_that_takes_no_byte_more_is_full_and_not_out_of_order(
 
 def test_a_directory_in_memory_is_a_problem(data: Path) -> None:
     if not Path("/dev/shm").is_dir():
-        missing("/dev/shm")
+        lacking("/dev/shm")
     path = Path("/dev/shm") / f"doctor-{os.getpid()}"
     found = doctor("--data-dir", path, "--set", "kafka.port=0", code=PROBLEM)
     assert {"disk.in-memory", "config.temporary-directory"} <= names(found)

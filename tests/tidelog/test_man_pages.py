@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tools.man_pages import DIRECTORY, main, pages
 
 PAGES = pages()
@@ -40,7 +40,7 @@ def test_pages_of_commands_that_are_gone_are_removed(tmp_path: Path) -> None:
 def test_groff_has_nothing_to_complain_of(tmp_path: Path) -> None:
     groff = shutil.which("groff")
     if groff is None:
-        missing("groff")
+        lacking("groff")
     main([str(tmp_path)])
     command = [groff, "-man", "-ww", "-Tutf8", "-z", *sorted(map(str, tmp_path.iterdir()))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

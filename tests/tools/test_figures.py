@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.missing import missing
+from tests.support.missing import lacking
 from tools.figures import main, measure
 from tools.report import Figure
 from tools.source import Repository
@@ -44,7 +44,7 @@ def test_folders_count_modules_directly_in_them_the_largest_first(tmp_path: Path
 
 def test_files_of_git_are_the_tracked_and_the_new_ones_without_links(tmp_path: Path) -> None:
     if shutil.which("git") is None:
-        missing("git")
+        lacking("git")
     write(tmp_path, {"storage/a.py": "", "storage/gone.py": "", "storage/ignored.py": "", ".gitignore": "ignored.py\n"})
     (tmp_path / "tidelog").mkdir()
     (tmp_path / "tidelog/storage").symlink_to("../storage")
