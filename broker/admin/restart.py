@@ -155,7 +155,9 @@ def _short(image: Image, broker_id: int, wanted: Mapping[int, tuple[int, str]]) 
         if record is None or not has_several(record) or broker_id not in record.sync_state_set:
             continue
         left = len(record.sync_state_set) - 1
-        if left < count <= left + 1:
+        row = image.replication.get(set_id)
+        needed = count if row is None else min(count, row.policy.total_replicas)
+        if left < needed <= left + 1:
             found.append(
                 f"topic {topic} has min.insync.replicas {count}, and replica set {set_id} would have {left} in sync"
             )

@@ -163,12 +163,13 @@ class ReplicaMaster:
     def check_writable(self, min_in_sync: int = 1) -> None:
         """Check that something may be appended now which at least `min_in_sync` members of the SyncStateSet must get.
 
+        More than the replica set is to have count as that many, as in Kafka 4: nothing could be written otherwise.
         Raises `NotEnoughReplicas`, and the error that has ended this master.
         """
         if self._ended is not None:
             raise self._ended
         members = len(self._core.configuration.members)
-        if members < min_in_sync:
+        if members < min(min_in_sync, self._core.policy.total_replicas):
             raise NotEnoughReplicas(
                 f"the sync-state set has {members} members; min.insync.replicas is {min_in_sync}",
                 hint="are the other brokers of the replica set up?",

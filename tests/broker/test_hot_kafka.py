@@ -117,19 +117,21 @@ async def test_the_leader_epoch_grows_with_each_election_and_the_ends_of_epochs_
     assert await contents(log) == values(0, 40)
 
 
-async def test_acks_all_is_refused_while_too_few_replicas_are_in_sync(serving: ServingSet) -> None:
+@pytest.mark.parametrize("wanted", [3, 4])
+async def test_acks_all_is_refused_while_too_few_replicas_are_in_sync(serving: ServingSet, wanted: int) -> None:
+    """More than the set is to have, which is three, count as that many."""
     log = await serving.partition()
     master = serving.leader().replica.master
     assert master is not None and serving.leader().broker_id == 1
     serving.serving[1].storages.get(SET).check_writable = master.check_writable
-    await serving.processes[1].client.alter_topic_configs(log.topic_id, {"min.insync.replicas": "3"})
-    await until(lambda: log.config.min_insync_replicas == 3)
+    await serving.processes[1].client.alter_topic_configs(log.topic_id, {"min.insync.replicas": str(wanted)})
+    await until(lambda: log.config.min_insync_replicas == wanted)
     assert (await sent(serving, 1, b"value-0", acks=-1)).error_code == 0
     await serving.end(3)
     await until(lambda: len(master.configuration.members) == 2)
     refused = await sent(serving, 1, b"never", acks=-1)
     assert refused.error_code == 19
-    assert "the sync-state set has 2 members; min.insync.replicas is 3" in (refused.error_message or "")
+    assert f"the sync-state set has 2 members; min.insync.replicas is {wanted}" in (refused.error_message or "")
     assert (await sent(serving, 1, b"value-1", acks=1)).error_code == 0
     await serving.end(2)  # the set's own rule: its quorum is two
     await serving.processes[1].client.alter_topic_configs(log.topic_id, {"min.insync.replicas": None})
