@@ -13,6 +13,7 @@ Entry: `validate` for a client's changes, `log_config` for a partition that open
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -75,6 +76,8 @@ class TopicConfig:
     """Allowed values; for a list, allowed elements."""
     also: tuple[float, ...] = ()
     """Numbers allowed outside `minimum`–`maximum`."""
+    elements: re.Pattern[str] | None = None
+    """What every element of a list must be, unless '*' is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ _B, _S, _I, _L, _D, _LIST = (
 _NO_EFFECT = " Accepted for compatibility; Tidelog has no such files."
 _CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _MAX = str(INT64_MAX)
+_REPLICAS = re.compile(r"[0-9]+:[0-9]+")
 
 _ROWS = (
     TopicConfig(
@@ -148,7 +152,8 @@ _ROWS = (
     ),
     TopicConfig(
         "follower.replication.throttled.replicas", _LIST, "", "follower.replication.throttled.replicas",
-        "Replicas to throttle on followers. Accepted for compatibility.",
+        "Replicas to throttle on followers: a list of PARTITION:BROKER, or '*'. Accepted for compatibility.",
+        elements=_REPLICAS,
     ),
     TopicConfig(
         "index.interval.bytes", _I, "4096", "log.index.interval.bytes", "Bytes between two entries of the time index.",
@@ -156,7 +161,8 @@ _ROWS = (
     ),
     TopicConfig(
         "leader.replication.throttled.replicas", _LIST, "", "leader.replication.throttled.replicas",
-        "Replicas to throttle on leaders. Accepted for compatibility.",
+        "Replicas to throttle on leaders: a list of PARTITION:BROKER, or '*'. Accepted for compatibility.",
+        elements=_REPLICAS,
     ),
     TopicConfig(
         "local.retention.bytes", _L, "-2", "log.local.retention.bytes",
@@ -303,6 +309,8 @@ def parse(row: TopicConfig, value: str, name: str = "") -> bool | int | float | 
         is_blank_list = not elements and text != ""
         if is_blank_list or any(element not in row.choices for element in elements):
             raise ConfigError(f"invalid value {value!r} for {label}: allowed are {', '.join(row.choices)}. {row.doc}")
+    if row.elements and text != "*" and not all(map(row.elements.fullmatch, split_list(text))):
+        raise ConfigError(f"invalid value {value!r} for {label}. {row.doc}")
     return parsed
 
 

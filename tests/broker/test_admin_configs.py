@@ -257,6 +257,11 @@ def test_an_unknown_topic_cannot_be_altered() -> None:
     assert change(AdminWorld(), TOPIC, "absent", ("retention.ms", SET, "1"))[0] == 3
 
 
+def test_the_name_of_no_topic_is_refused_as_such() -> None:
+    assert change(AdminWorld(), TOPIC, "a b", ("retention.ms", SET, "1"))[0] == 17
+    assert change(AdminWorld(), TOPIC, "", ("retention.ms", SET, "1"))[0] == 42
+
+
 def test_a_change_that_changes_nothing_costs_no_command() -> None:
     world = AdminWorld()
     world.topic("t", retention_ms="1")

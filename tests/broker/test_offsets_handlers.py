@@ -258,6 +258,7 @@ async def test_deleting_offsets() -> None:
             }
 
         assert await delete("nobody") == (E.GROUP_ID_NOT_FOUND, {})
+        assert await delete("") == (E.INVALID_GROUP_ID, {})
         assert await delete("g") == (
             0,
             {("orders", 0): 0, ("orders", 1): 0, ("orders", 8): E.UNKNOWN_TOPIC_OR_PARTITION},

@@ -121,6 +121,8 @@ def test_settings_equal_to_kafkas_defaults_are_no_layer_of_their_own() -> None:
         ("compression.gzip.level", "0"),
         ("preallocate", "yes"),
         ("remote.storage.enable", "true"),
+        ("leader.replication.throttled.replicas", "maybe"),
+        ("follower.replication.throttled.replicas", "0:1,2"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_and_named(name: str, value: str) -> None:
@@ -141,6 +143,8 @@ def test_a_value_out_of_its_range_is_refused_and_named(name: str, value: str) ->
         ("remote.storage.enable", "False"),
         ("min.cleanable.dirty.ratio", "0.25"),
         ("follower.replication.throttled.replicas", ""),
+        ("follower.replication.throttled.replicas", "*"),
+        ("leader.replication.throttled.replicas", "0:1,12:3"),
     ],
 )
 def test_a_value_at_the_edge_of_its_range_is_taken(name: str, value: str) -> None:

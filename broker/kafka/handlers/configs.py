@@ -299,7 +299,12 @@ async def _alter_named(services: Services, resource: R, changes: ChangesOf[R], v
 
 
 async def _alter_topic(services: Services, resource: R, changes: ChangesOf[R], validate_only: bool) -> None:
-    record = _topic(services, resource.resource_name)
+    name = resource.resource_name
+    if not name:
+        raise InvalidInput("configs of topics need the name of one")
+    if not is_legal_name(name):
+        raise InvalidTopic(f"no topic can have the name {name!r}")
+    record = _topic(services, name)
     asked = changes(resource, record.configs)
     _refuse_unknown(asked, topic_config.TOPIC_CONFIGS, record.configs, "topic config")
     wanted = {**record.configs, **asked}

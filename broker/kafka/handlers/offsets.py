@@ -205,6 +205,8 @@ def _partition(index: int, found: OffsetValue | None, error: int) -> OffsetFetch
 
 async def offset_delete(context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
     """OffsetDelete v0: refused for a topic that a member is subscribed to."""
+    if not request.group_id:
+        return OffsetDeleteResponse(error_code=GroupError.INVALID_GROUP_ID, topics=[])
     wanted = [(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
     image = context.services.controller.image
     unknown = {at for at in wanted if (record := image.topic(at[0])) is None or not 0 <= at[1] < record.partitions}
