@@ -111,6 +111,17 @@ def test_partitions_only_grow_and_configs_change_both_ways(cli: Cli) -> None:
     cli("topic", "alter", "alters", "-c", "no.such=1", code=2)
 
 
+def test_configs_that_were_altered_are_told_where_the_partitions_are_refused(cli: Cli) -> None:
+    cli("topic", "create", "alters-half", "-p", 2, "-c", "segment.bytes=1048576")
+    both = ("-c", "retention.ms=1000", "--delete-config", "segment.bytes")
+    refused = cli("topic", "alter", "alters-half", "-p", 1, *both, code=2).err
+    assert "only the configs of topic 'alters-half' were altered: retention.ms, segment.bytes" in refused
+    assert "only grow" in refused
+    [topic] = cli("topic", "describe", "alters-half", "--format", "json").json()
+    assert topic["configs"] == {"retention.ms": "1000"} and len(topic["partitions"]) == 2
+    assert "only the configs" not in cli("topic", "alter", "alters-half", "-p", 1, code=2).err
+
+
 def test_unknown_topics_suggest_the_nearest_name(cli: Cli) -> None:
     cli("topic", "create", "payments")
     for command in (

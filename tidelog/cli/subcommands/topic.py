@@ -427,10 +427,12 @@ def alter(
         _alter_configs(cluster, name, changes)
         _warn_of({key: value for key, value in changes.items() if value is not None})
     if partitions is not None:
-        with refusals(f"cannot raise the partitions of topic {name!r} to {partitions}"):
-            new = kafka_admin().NewPartitions(name, partitions)
-            futures = cluster.admin.create_partitions([new], request_timeout=REQUEST_TIMEOUT_S)
-        cluster.wait(futures[name], f"cannot add partitions to topic {name!r}")
+        try:
+            _add_partitions(cluster, name, partitions)
+        except TidelogError:
+            if changes:
+                output.warn(f"only the configs of topic {name!r} were altered: {', '.join(changes)}")
+            raise
     own = {one["name"]: one["value"] for one in _configs(cluster, name) if one["source"] == OWN_CONFIG}
     document = {"name": name, "partitions": len(cluster.topics([name])[name]), "configs": own}
 
@@ -439,6 +441,13 @@ def alter(
         return f"altered {document['name']}: {_count(document['partitions'])}, {shown}"
 
     output.show(style, lambda: document, render)
+
+
+def _add_partitions(cluster: ClusterConnection, name: str, partitions: int) -> None:
+    with refusals(f"cannot raise the partitions of topic {name!r} to {partitions}"):
+        new = kafka_admin().NewPartitions(name, partitions)
+        futures = cluster.admin.create_partitions([new], request_timeout=REQUEST_TIMEOUT_S)
+    cluster.wait(futures[name], f"cannot add partitions to topic {name!r}")
 
 
 def _alter_configs(cluster: ClusterConnection, name: str, changes: dict[str, str | None]) -> None:
