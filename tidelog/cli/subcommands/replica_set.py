@@ -17,7 +17,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import broker_ids, replica_set_ids
 from tidelog.cli.options import admin_options, format_option, watch_option
-from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
 POLL_S = 0.2
@@ -481,6 +481,11 @@ def set_priority(replica_set: int, broker: int, priority: int | None, unset: boo
     query = {"id": replica_set, "broker": broker} | ({"priority": priority} if priority is not None else {})
     cluster.post(f"/replica-sets/priority?{urlencode(query)}")
     document = _described(cluster, replica_set)
-    [row] = [each for each in document["replicas"] if each["broker"] == broker]
+    row = next((each for each in document["replicas"] if each["broker"] == broker), None)
+    if row is None:
+        raise NotFound(
+            f"the priority was set, and broker {broker} keeps no replica of replica set {replica_set} any more",
+            hint=f"`tidelog replica-set describe {replica_set}` shows its replicas",
+        )
     told = f"the election priority of broker {broker} in replica set {replica_set} is {row['priority']}"
     output.emit(json.dumps(document, indent=2) if style == "json" else told)
