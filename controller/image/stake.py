@@ -42,7 +42,7 @@ def at_stake(image: Image, replica_set_id: int) -> list[StakeRange]:
 def wal_rows(image: Image) -> list[dict[str, Any]]:
     """Return what is known of each broker's WAL, as plain values.
 
-    `alive` and `admin_url` are those of the broker that uploads it: of several replicas, of their master.
+    `master`, `alive` and `admin_url` are those of the broker that uploads it: of several replicas, of their master.
     """
     rows = []
     for set_id, record in sorted(image.replica_sets.items()):
@@ -53,6 +53,7 @@ def wal_rows(image: Image) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "broker": set_id,
+                    "master": set_id,
                     "alive": broker.alive,
                     "admin_url": broker.admin_url,
                     "kind": note.kind,
@@ -72,6 +73,7 @@ def _replicated_row(image: Image, record: ReplicaSetRecord, note: WalNote | None
     master = image.brokers.get(record.master)
     return {
         "broker": record.id,
+        "master": record.master if master is not None else None,
         "alive": master is not None and master.alive,
         "admin_url": master.admin_url if master is not None else "",
         "kind": DISK_WAL,

@@ -102,10 +102,12 @@ def test_nothing_is_in_a_wal_alone_that_other_brokers_have_replicas_of() -> None
     assert at_stake(trio.image, 0) == []
     (row,) = wal_rows(trio.image)
     assert (row["broker"], row["replicas"], row["committed"], row["at_stake"]) == (0, 3, None, [])
-    assert (row["alive"], row["master_epoch"]) == (True, trio.record.master_epoch)
+    assert (row["master"], row["alive"], row["master_epoch"]) == (trio.record.master, True, trio.record.master_epoch)
     trio.begin()
     (row,) = wal_rows(trio.image)
-    assert (row["alive"], row["admin_url"]) == (False, ""), "nobody uploads it while a master is elected"
+    assert (row["master"], row["alive"], row["admin_url"]) == (None, False, ""), (
+        "nobody uploads it while a master is elected"
+    )
 
 
 @pytest.mark.parametrize("changed", [("s3", "s3://b/"), ("memory", "s3://b/"), ("disk", "s3://other/")])

@@ -92,6 +92,13 @@ def test_its_backlog_is_not_that_of_another(misled: Cluster) -> None:
     assert [each["upload_bytes"] is None for each in rows] == [False, True]
 
 
+def test_nobody_uploads_in_its_place(misled: Cluster) -> None:
+    bootstrap = f"127.0.0.1:{misled.nodes[1].bootstrap[1]}"
+    done = CliRunner().invoke(cli, ["wal", "drain", "--broker", "2", "--timeout", "5", "--bootstrap", bootstrap])
+    assert isinstance(done.exception, Unavailable), done.output
+    assert str(done.exception).startswith(ANSWERS)
+
+
 async def test_the_console_shows_an_error_for_it_and_not_the_figures_of_another(misled: Cluster) -> None:
     url = misled.nodes[1].parts.servers.admin.url
     link = ClusterLink(lambda: url, time.monotonic)

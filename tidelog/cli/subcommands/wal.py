@@ -257,10 +257,19 @@ def _upload_all(
             wait_ms = max(1, min(UPLOAD_MS, int((deadline - time.monotonic()) * 1000)))
             path = f"/upload?timeout_ms={wait_ms}"
             with contextlib.suppress(StillUnderWay):  # asked again until the deadline
-                answer = http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
+                answer = http_json(
+                    row["admin_url"], path, method="POST", token=lambda: cluster.admin_token, broker=_uploader(row)
+                )
                 uploaded |= {int(each): epoch for each, epoch in answer.get("master_epochs", {}).items()}
                 answered.add(row["broker"])
         time.sleep(POLL_S)
+
+
+def _uploader(row: dict[str, Any]) -> int | None:
+    """Return the broker that uploads a log; None for a replicated one where an older version does not say so."""
+    default = None if _is_replicated(row) else row["broker"]
+    found: int | None = row.get("master", default)
+    return found
 
 
 def _is_uploaded(row: dict[str, Any], uploaded: dict[int, int], answered: set[int]) -> bool:
