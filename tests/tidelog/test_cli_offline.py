@@ -315,7 +315,7 @@ OWN = {
 def test_status_shows_failovers_and_the_first_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     states = {1: "alive", 2: "alive", 3: "dead"}
     monkeypatch.setattr(ClusterConnection, "get", lambda cluster, path: {**_answer(1, states, []), **OWN})
-    monkeypatch.setattr(page, "http_json", lambda url, path, broker: {**_answer(2, states, []), **OWN})
+    monkeypatch.setattr(page, "http_json", lambda url, path, broker, timeout_s: {**_answer(2, states, []), **OWN})
     result = CliRunner().invoke(status, [])
     assert result.exit_code == page.SOMETHING_WRONG, result.output
     parts = {part.splitlines()[0]: part.splitlines()[1:] for part in result.output.split("\n\n")}

@@ -153,6 +153,6 @@ def bootstrap_of(target: DoctorTarget, config: Config) -> tuple[str, bool]:
 def _cluster(connection: ClusterConnection, ask: AdminAsk, *, is_named: bool) -> tuple[ClusterView, list[NodeView]]:
 
     def status() -> Mapping[str, Any]:
-        return gather(connection.get("/status"), lambda url, broker: ask.get(url, "/status", broker))
+        return gather(connection.get("/status"), lambda url, broker: ask.get(url, "/status", broker), ANSWER_S)
 
     return look_at_cluster(connection.bootstrap, status, ask, is_named=is_named)

@@ -9,15 +9,18 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import ClusterConnection
 from tidelog.cli.completion import broker_ids
+from tidelog.cli.many import ask_at_once
 from tidelog.cli.options import admin_options, format_option, load_config, watch_option
+from tidelog.cli.subcommands.status import own_status
 from tidelog.controller.model.records import BUCKET_WAL
 from tidelog.process import up_control
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
@@ -40,7 +43,7 @@ def broker() -> None:
 def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show the brokers with their addresses, states and partitions."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: [_told(row) for row in _rows(cluster)], _render, watch_s=watch_s)
+    output.show(style, lambda: _told(_rows(cluster)), _render, watch_s=watch_s)
 
 
 def _rows(cluster: ClusterConnection) -> list[Row]:
@@ -48,22 +51,27 @@ def _rows(cluster: ClusterConnection) -> list[Row]:
     return rows
 
 
-def _told(row: Row) -> Row:
-    """A row with the values that only the broker itself has; null if it cannot be reached."""
-    told: Row = {"roles": None, "led": None, "upload_bytes": None}
-    if row["state"] != "dead" and row["admin_url"]:
-        try:
-            status = http_json(row["admin_url"], "/status", broker=row["id"])
-        except TidelogError:
-            status = None  # the row is shown without these; `tidelog status` reports the cause
-        if status is not None:
-            mine: Row = next((node for node in status["nodes"] if node["id"] == row["id"]), {})
-            told = {
-                "roles": mine.get("roles"),
-                "led": status["partitions"].get("led"),
-                "upload_bytes": status["upload"]["backlog_bytes"],
-            }
-    return {**row, **told}
+def _told(rows: list[Row]) -> list[Row]:
+    """Return the rows with what only the brokers themselves know; of one that does not answer with the `problem`."""
+
+    def ask(row: Row) -> Row:
+        status = own_status(row)
+        mine: Row = next((node for node in status["nodes"] if node["id"] == row["id"]), {})
+        return {
+            "roles": mine.get("roles"),
+            "led": status["partitions"].get("led"),
+            "upload_bytes": status["upload"]["backlog_bytes"],
+            "problem": None,
+        }
+
+    asked = {row["id"]: partial(ask, row) for row in rows if row["state"] != "dead" and row["admin_url"]}
+    answers = ask_at_once(asked)
+    silent: Row = {"roles": None, "led": None, "upload_bytes": None, "problem": None}
+    told = []
+    for row in rows:
+        answer = answers.get(row["id"], silent)
+        told.append({**row, **(silent | {"problem": answer.message} if isinstance(answer, TidelogError) else answer)})
+    return told
 
 
 def _render(rows: list[Row]) -> str:
@@ -83,7 +91,9 @@ def _render(rows: list[Row]) -> str:
         ]
         for row in rows
     ]
-    return output.table(headers, cells, right=["ID", "PARTITIONS", "LED", "LEAVING", "COMING", "TO-UPLOAD"])
+    table = output.table(headers, cells, right=["ID", "PARTITIONS", "LED", "LEAVING", "COMING", "TO-UPLOAD"])
+    silent = [f"broker {row['id']} does not answer: {row['problem']}" for row in rows if row["problem"]]
+    return "\n".join([table, *(["", *map(output.paragraph, silent)] if silent else [])])
 
 
 @broker.command()

@@ -7,6 +7,7 @@ and are shown as such. Every live broker is requested; one that does not respond
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.many import ask_at_once
 from tidelog.cli.options import DurationType, bootstrap_option, format_option, price_option, watch_option
 from tidelog.cli.subcommands.status import GOOD_STATES
 from tidelog.console.costs import SHARED, bill, difference
@@ -23,6 +25,7 @@ from tidelog.runtime.progress import SECONDS
 from tidelog.runtime.progress_bar import ProgressBar
 
 USAGE = "/bucket/usage"
+USAGE_TIMEOUT_S = 10.0
 ROUGH_S = 600.0
 """Shorter measurements extrapolate badly to a month: uploads and compactions come in bursts."""
 
@@ -67,17 +70,25 @@ def _wait(seconds: float) -> None:
 
 def _ask(cluster: ClusterConnection) -> list[dict[str, Any]]:
     """Return the usage of every broker that responds, the connected broker first. Raises `Unavailable`."""
-    usages = [cluster.get(USAGE)]
+    usages: list[dict[str, Any]] = [cluster.get(USAGE)]
+
+    def ask(node: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = http_json(node["admin_url"], USAGE, timeout_s=USAGE_TIMEOUT_S, broker=node["id"])
+        return found
+
+    asked = {}
     for node in cluster.get("/status")["nodes"]:
         if node["id"] == usages[0]["node_id"]:
             continue
-        try:
-            if node["state"] in GOOD_STATES:
-                usages.append(http_json(node["admin_url"], USAGE, broker=node["id"]))
-            else:
-                output.warn(f"broker {node['id']} is {node['state']}: its bucket usage is missing")
-        except TidelogError as error:
-            output.warn(f"broker {node['id']} does not report its bucket usage: {error.message}")
+        if node["state"] in GOOD_STATES:
+            asked[node["id"]] = partial(ask, node)
+        else:
+            output.warn(f"broker {node['id']} is {node['state']}: its bucket usage is missing")
+    for broker, answer in ask_at_once(asked, USAGE_TIMEOUT_S).items():
+        if isinstance(answer, TidelogError):
+            output.warn(f"broker {broker} does not report its bucket usage: {answer.message}")
+        else:
+            usages.append(answer)
     return usages
 
 

@@ -8,6 +8,7 @@ slow requests. A broker that does not answer is named, and the others' answers a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -16,6 +17,7 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import partition_names
+from tidelog.cli.many import ask_at_once
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 
@@ -139,19 +141,25 @@ def _ask_all(nodes: Iterable[Document], path: str, problems: list[str]) -> list[
 
     Raises `InvalidInput`.
     """
-    answers = []
+
+    def ask(node: Document) -> Document:
+        found: Document = http_json(node["admin_url"], path, timeout_s=BROKER_TIMEOUT_S, broker=node["id"])
+        return found
+
+    asked = {}
     for node in nodes:
-        if not node["admin_url"]:
-            continue
-        if node["state"] == "dead":
+        if node["admin_url"] and node["state"] == "dead":
             problems.append(f"broker {node['id']} is dead: what it knew is not told")
-            continue
-        try:
-            answers.append(http_json(node["admin_url"], path, timeout_s=BROKER_TIMEOUT_S, broker=node["id"]))
-        except InvalidInput:
-            raise  # it is what was asked for
-        except TidelogError as error:
-            problems.append(f"broker {node['id']}: {error.message}")
+        elif node["admin_url"]:
+            asked[node["id"]] = partial(ask, node)
+    answers = []
+    for broker, answer in ask_at_once(asked, BROKER_TIMEOUT_S).items():
+        if isinstance(answer, InvalidInput):
+            raise answer  # it is what was asked for
+        if isinstance(answer, TidelogError):
+            problems.append(f"broker {broker}: {answer.message}")
+        else:
+            answers.append(answer)
     return answers
 
 

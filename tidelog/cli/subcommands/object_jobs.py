@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,11 +18,14 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
 from tidelog.cli.completion import topic_names
+from tidelog.cli.many import ask_at_once
 from tidelog.cli.options import DurationType, admin_options, format_option
 from tidelog.cli.subcommands.status import GOOD_STATES
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
+PLAN_TIMEOUT_S = 20.0
+"""For the brokers to plan, all at the same time."""
 MAX_SHOWN_IDS = 8
 """Maximum number of objects of a task in a table; JSON has all."""
 
@@ -82,12 +86,21 @@ def _states(
     brokers: Mapping[int, ClusterConnection], query: Sequence[tuple[str, str]]
 ) -> tuple[dict[int, dict[str, Any]], list[Unavailable]]:
     """What each broker does and would do, and why others do not say. Raises `Unavailable` if none does."""
-    states, failures = {}, []
-    for broker, one in brokers.items():
-        try:
-            states[broker] = one.get(f"/compaction?{urlencode(query)}")
-        except Unavailable as error:
-            failures.append(error)
+
+    def ask(one: ClusterConnection) -> dict[str, Any]:
+        found: dict[str, Any] = one.get(f"/compaction?{urlencode(query)}")
+        return found
+
+    states: dict[int, dict[str, Any]] = {}
+    failures = []
+    answers = ask_at_once({broker: partial(ask, one) for broker, one in brokers.items()}, PLAN_TIMEOUT_S)
+    for broker, answer in answers.items():
+        if isinstance(answer, Unavailable):
+            failures.append(answer)
+        elif isinstance(answer, TidelogError):
+            raise answer
+        else:
+            states[broker] = answer
     if not states:
         raise failures[0]
     return states, failures

@@ -7,12 +7,14 @@ if no broker can be reached.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.many import BROKER_TIMEOUT_S, ask_at_once
 from tidelog.cli.options import bootstrap_option, format_option, watch_option
 from tidelog.runtime.errors import TidelogError, Unavailable
 
@@ -31,25 +33,29 @@ _RIGHT = ["NODE", "PID", "PARTITIONS", "WAL", "TO-UPLOAD", "MEMORY", "LOG-CACHE"
 def status(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show the cluster's nodes and what is wrong, if anything."""
     cluster = ClusterConnection(bootstrap)
-    document = output.show(style, lambda: gather(cluster.get("/status"), _ask), _render, watch_s=watch_s)
+    document = output.show(style, lambda: gather(cluster.get("/status"), status_at), _render, watch_s=watch_s)
     if document["problems"]:
         raise click.exceptions.Exit(SOMETHING_WRONG)
 
 
-def _ask(admin_url: str, broker: int) -> Document:
-    answer: Document = http_json(admin_url, "/status", broker=broker)
+def status_at(admin_url: str, broker: int) -> Document:
+    """Ask a broker for its state. Raises what `http_json` raises."""
+    answer: Document = http_json(admin_url, "/status", timeout_s=BROKER_TIMEOUT_S, broker=broker)
     return answer
 
 
-def gather(asked: Document, ask: Callable[[str, int], Document]) -> Document:
+def gather(asked: Document, ask: Callable[[str, int], Document], timeout_s: float = BROKER_TIMEOUT_S) -> Document:
     """Return a document of the whole cluster: that of the connected node, with the results of `ask` for the others:
-    it gets the admin URL and the id of each.
+    it gets the admin URL and the id of each, at the same time. `timeout_s`: how long it takes at the most.
 
     `partitions`, `wal`, `upload`, `memory`, `bucket` and `health` are each node's own; `problems` are those of all.
     """
     nodes = []
     problems = list(asked["problems"])
     taking_over = list(asked["failover"].get("taking_over", []))
+    others = [row for row in asked["nodes"] if row["id"] != asked["node_id"] and "broker" in row["roles"]]
+    living = {row["id"]: partial(own_status, row, ask) for row in others if row["state"] in GOOD_STATES}
+    answers = ask_at_once(living, timeout_s)
     for row in asked["nodes"]:
         if row["id"] == asked["node_id"]:
             nodes.append({**row, **_own(asked)})
@@ -61,10 +67,9 @@ def gather(asked: Document, ask: Callable[[str, int], Document]) -> Document:
             problems.append(f"broker {row['id']} at {row['address']} is {row['state']}")
             nodes.append(row)
             continue
-        try:
-            answer = _checked(ask(row["admin_url"], row["id"]), row)
-        except TidelogError as error:
-            problems.append(f"broker {row['id']}: {error.message}")
+        answer = answers[row["id"]]
+        if isinstance(answer, TidelogError):
+            problems.append(f"broker {row['id']}: {answer.message}")
             nodes.append(row)
             continue
         own = next((one for one in answer["nodes"] if one["id"] == row["id"]), row)
@@ -85,11 +90,15 @@ def gather(asked: Document, ask: Callable[[str, int], Document]) -> Document:
     }
 
 
-def _checked(answer: Any, row: Document) -> Document:
-    """Return an answer that is a broker's own. Raises `Unavailable`: an older broker answers for any other."""
+def own_status(row: Document, ask: Callable[[str, int], Document] = status_at) -> Document:
+    """Return a broker's own state. Raises what `ask` raises, and `Unavailable`: an older broker answers for any other.
+
+    `row`: with its `id` and `admin_url`.
+    """
+    answer: Any = ask(row["admin_url"], row["id"])
     if not isinstance(answer, dict) or answer.get("node_id") != row["id"]:
         raise Unavailable(f"what answers at {row['admin_url']} is another broker or program")
-    return answer
+    return dict(answer)
 
 
 def _failovers(lost: list[Document], taking_over: list[Document]) -> list[Document]:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,13 +21,14 @@ from tidelog.cli.client import (
     ANSWER_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     ClusterConnection,
-    http_json,
     kafka_admin,
     refusals,
     unknown,
 )
 from tidelog.cli.completion import branch_sources, topic_config_keys, topic_configs, topic_names
+from tidelog.cli.many import ask_at_once
 from tidelog.cli.options import admin_options, bootstrap_option, format_option, parse_pairs, price_option, watch_option
+from tidelog.cli.subcommands.status import own_status
 from tidelog.console.prices import load_prices, priced
 from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 
@@ -337,12 +339,10 @@ def _cleanings(cluster: ClusterConnection, name: str, brokers: Collection[int | 
     nodes: list[dict[str, Any]] = []
     with contextlib.suppress(TidelogError):  # the rest of the answer does not depend on the admin listeners
         nodes = cluster.get("/status")["nodes"]
-    for node in nodes:
-        if node["id"] not in brokers or not node["admin_url"]:
-            continue
-        with contextlib.suppress(TidelogError):
-            status = http_json(node["admin_url"], "/status", broker=node["id"])
-            rows = status.get("log_compaction", {}).get("partitions", ())
+    asked = {node["id"]: partial(own_status, node) for node in nodes if node["id"] in brokers and node["admin_url"]}
+    for answer in ask_at_once(asked).values():
+        if not isinstance(answer, TidelogError):
+            rows = answer.get("log_compaction", {}).get("partitions", ())
             found.update({row["partition"]: row for row in rows if row["topic"] == name})
     return found
 
