@@ -126,7 +126,7 @@ class Tracing:
         """Begin to export, as this broker of this cluster."""
         self._resource = Resource.create(
             {
-                "service.name": self._settings.service_name,
+                "service.name": _text(self._settings.service_name),
                 "service.version": VERSION,
                 "service.instance.id": f"{cluster_id}/{broker_id}",
                 "tidelog.broker.id": broker_id,
@@ -280,11 +280,11 @@ class Tracing:
         context = SpanContext(trace_id, self._bits(64) or 1, is_remote=False, trace_flags=_SAMPLED, trace_state=state)
         self.export.emit(
             ReadableSpan(
-                name,
+                _text(name),
                 context=context,
                 parent=parent,
                 resource=self._resource,
-                attributes=attributes,
+                attributes={key: _value(value) for key, value in attributes.items()},
                 kind=kind,
                 links=links,
                 status=status or Status(),
@@ -393,4 +393,17 @@ def _epoch_trace(topic_id: bytes, partition: int, leader_epoch: int) -> int:
 
 
 def _failed(error: str) -> Status:
-    return Status(StatusCode.ERROR, error[:MAX_ERROR])
+    return Status(StatusCode.ERROR, _text(error[:MAX_ERROR]))
+
+
+def _text(text: str) -> str:
+    """Return a text with what is no UTF-8, as of paths, replaced: the library cannot send it, nor the batch around."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _value(value: AttributeValue) -> AttributeValue:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, list):
+        return [_text(each) if isinstance(each, str) else each for each in value]
+    return value
