@@ -19,6 +19,7 @@ import http.client
 import importlib
 import json
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import cached_property
@@ -52,6 +53,11 @@ ADMIN_URL_TIMEOUT_S = 3.0
 """Time-out for a broker to return its admin URL while another broker can be tried."""
 REQUEST_TIMEOUT_S = 30.0
 """Time-out for one administrative request."""
+WAITED_TIMEOUT_S = 20.0
+"""For each piece of an answer that is asked for again until something has happened."""
+PATIENCE_S = 30.0
+"""How long such an answer is asked for although nobody gives it: brokers restart, and controllers are elected."""
+AGAIN_S = 0.5
 ADMIN_URL_CONFIG = "tidelog.admin.url"
 SECRET_FILE_CONFIG = "controller.secret_file"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -78,6 +84,7 @@ class ClusterConnection:
         self._addresses = [_parse_address(part) for part in bootstrap.split(",")]
         self._broker: int | None = None
         """The only broker that is asked."""
+        self._timeout_s = REQUEST_TIMEOUT_S * 2
 
     def client_config(self) -> dict[str, Any]:
         """The configuration of every librdkafka client of this cluster. Raises `Unavailable` if no address accepts."""
@@ -231,12 +238,30 @@ class ClusterConnection:
         """Send a GET to the admin HTTP of the connected broker and return the parsed JSON. See `http_json`."""
         known = "admin_url" in self.__dict__
         try:
-            return http_json(self.admin_url, path, broker=self._broker)
+            return http_json(self.admin_url, path, timeout_s=self._timeout_s, broker=self._broker)
         except Unavailable:
             if not known or self._broker is not None:
                 raise
             del self.admin_url  # the address may change when a broker restarts
-            return http_json(self.admin_url, path, broker=self._broker)
+            return http_json(self.admin_url, path, timeout_s=self._timeout_s, broker=self._broker)
+
+    def get_patiently(self, path: str, deadline: float) -> Any:
+        """Send a GET as `get` does, for a command that waits until `deadline` for what goes on without it.
+
+        While the broker that was asked cannot be reached, or cannot answer, the brokers that there are then are asked,
+        for at most `PATIENCE_S` seconds and the last answer's time.
+        """
+        until = min(deadline, time.monotonic() + PATIENCE_S)
+        self._timeout_s = WAITED_TIMEOUT_S
+        while True:
+            try:
+                return self.get(path)
+            except Unavailable:
+                if time.monotonic() > until:
+                    raise
+                if self._broker is None:
+                    self.__dict__.pop("admin_url", None)
+            time.sleep(AGAIN_S)
 
     def post(self, path: str, body: object = None) -> Any:
         """Send a POST to the admin HTTP of the connected broker and return parsed JSON. Raises as `http_json` does."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +18,17 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import broker_ids, partition_names, topic_names
+from tidelog.cli.many import BROKER_TIMEOUT_S, ask_at_once
 from tidelog.cli.options import admin_options, format_option, watch_option
-from tidelog.cli.placements import placements
-from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
+from tidelog.cli.placements import Get, placements
+from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
 AT_ONCE = 1_024
 """Maximum number of moves in one request."""
 POLL_S = 0.1
+ADDRESSES_S = 1.0
+"""Between two looks at the addresses of brokers, while one that is asked does not answer."""
 FIGURES_S = 2.0
 """Time-out for the old broker to report a move's figures after the new broker serves the partition."""
 
@@ -64,10 +68,11 @@ def list_(topics: tuple[str, ...], style: str, watch_s: float | None, bootstrap:
 def _rows(cluster: ClusterConnection, topics: Collection[str]) -> list[Row]:
     """Return the rows of partitions; moving partitions with the reports of their brokers."""
     rows: list[Row] = placements(cluster.get, topics) if topics else cluster.get("/partitions")["partitions"]
-    urls = _admin_urls(cluster) if any(row["to"] is not None for row in rows) else {}
+    leaders = {row["leader"] for row in rows if row["to"] is not None}
+    reports = _moves_of(_admin_urls(cluster.get), leaders) if leaders else {}
     told: dict[tuple[int | None, str, int], Row] = {}
-    for leader in {row["leader"] for row in rows if row["to"] is not None}:
-        for move in _moves_of(urls, leader)["moves"]:
+    for leader, report in reports.items():
+        for move in report["moves"]:
             if move["finished_ms"] is None:
                 told[leader, move["topic"], move["partition"]] = move
     for row in rows:
@@ -80,25 +85,43 @@ def _rows(cluster: ClusterConnection, topics: Collection[str]) -> list[Row]:
     return rows
 
 
-def _admin_urls(cluster: ClusterConnection) -> dict[int, str]:
+def _admin_urls(get: Get) -> dict[int, str]:
     """The admin URLs of the live brokers."""
-    nodes = cluster.get("/status")["nodes"]
+    nodes = get("/status")["nodes"]
     return {node["id"]: node["admin_url"] for node in nodes if node["state"] != "dead" and node["admin_url"]}
 
 
-def _moves_of(urls: dict[int, str], leader: int | None) -> Row:
-    """The `/moves` of a broker that leads partitions; empty if nobody does, or it cannot be reached.
+def _moves_of(urls: Mapping[int, str], leaders: Iterable[int | None]) -> dict[int, Row]:
+    """The `/moves` of brokers that lead partitions, without those that cannot be reached. None: nobody leads one.
 
     A partition is placed on a broker's replica set, which another member may lead.
     """
-    if leader is None:
-        return dict(_NOTHING_TOLD)
-    try:
-        found = http_json(urls[leader], "/moves", broker=leader)
-    except (KeyError, Unavailable):
-        return dict(_NOTHING_TOLD)
-    assert isinstance(found, dict)
-    return found
+
+    def ask(leader: int) -> Row:
+        found: Row = http_json(urls[leader], "/moves", timeout_s=BROKER_TIMEOUT_S, broker=leader)
+        return found
+
+    asked = {leader: partial(ask, leader) for leader in leaders if leader is not None and leader in urls}
+    return {leader: found for leader, found in ask_at_once(asked).items() if not isinstance(found, TidelogError)}
+
+
+class _LeaderReports:
+    """What brokers tell of their moves, while brokers come, go, and get other addresses."""
+
+    def __init__(self, get: Get) -> None:
+        self._get = get
+        self._urls = _admin_urls(get)
+        self._asked_at = time.monotonic()
+
+    def of(self, leaders: Iterable[int | None]) -> dict[int, Row]:
+        """See `_moves_of`. If one does not answer, the addresses are asked for again."""
+        wanted = {leader for leader in leaders if leader is not None}
+        told = _moves_of(self._urls, wanted)
+        if wanted - told.keys() and time.monotonic() > self._asked_at + ADDRESSES_S:
+            self._urls = _admin_urls(self._get)
+            self._asked_at = time.monotonic()
+            told |= _moves_of(self._urls, wanted - told.keys())
+        return told
 
 
 def _render(rows: list[Row]) -> str:
@@ -176,7 +199,10 @@ def move(
     accepted = _place(cluster, wanted, failures)
     report: list[Row] = []
     if not no_wait:
-        report = _wait(cluster, accepted, before, started, timeout_s, failures)
+        try:
+            report = _wait(cluster, accepted, before, started, timeout_s, failures)
+        except Unavailable as error:  # the moves go on
+            failures.add(error)
     _show(style, report or [_plain(place, before, broker) for place, broker in accepted.items()], _render_done)
     failures.exit()
 
@@ -321,9 +347,10 @@ def _wait_all(
     left = dict(wanted)
     served: dict[TopicPartition, float] = {}
     report: list[Row] = []
-    urls = _admin_urls(cluster)
+    get = partial(cluster.get_patiently, deadline=deadline)
+    reports = _LeaderReports(get)
     while left and time.monotonic() < deadline:
-        found = placements(cluster.get, (place.topic for place in left), but_deleted=True)
+        found = placements(get, (place.topic for place in left), but_deleted=True)
         rows = {TopicPartition(row["topic"], row["partition"]): row for row in found}
         for place in left.keys() - rows.keys():
             failures.add(NotFound(f"{place}: its topic was deleted while it was to be moved"))
@@ -334,8 +361,7 @@ def _wait_all(
         for place in gone:
             failures.add(Unavailable(f"{place}: the move was cancelled, or replaced by another"))
             del left[place]
-        leaders = {row["leader"] for place in moved for row in (before[place], rows[place])}
-        told = {leader: _moves_of(urls, leader) for leader in leaders}
+        told = reports.of({row["leader"] for place in moved for row in (before[place], rows[place])})
         for place in moved:
             row = _figures(place, before[place], left[place], rows[place], told)
             if row is None:
@@ -354,18 +380,18 @@ def _wait_all(
     return sorted(report, key=lambda row: (row["topic"], row["partition"]))
 
 
-def _figures(place: TopicPartition, before: Row, target: int, now: Row, told: dict[int | None, Row]) -> Row | None:
+def _figures(place: TopicPartition, before: Row, target: int, now: Row, told: dict[int, Row]) -> Row | None:
     """Return the figures of a move; None until the new broker serves the partition."""
     opened = [
         one
-        for one in told[now["leader"]]["opened"]
+        for one in told.get(now["leader"], _NOTHING_TOLD)["opened"]
         if (one["topic"], one["partition"], one["leader_epoch"]) == (*place, now["leader_epoch"])
     ]
     if not opened:
         return None
     left = [
         one
-        for one in told[before["leader"]]["moves"]
+        for one in told.get(before["leader"], _NOTHING_TOLD)["moves"]
         if (one["topic"], one["partition"]) == place
         and one["phase"] == "done"
         and before["leader_epoch"] <= one["leader_epoch"] < now["leader_epoch"]
@@ -387,13 +413,12 @@ def _predict(
     cluster: ClusterConnection, wanted: dict[TopicPartition, int], before: dict[TopicPartition, Row]
 ) -> list[Row]:
     """Return what each source reports of its backlog and its last moves."""
-    urls = _admin_urls(cluster)
+    told = _moves_of(_admin_urls(cluster.get), {before[one]["leader"] for one in wanted})
     led = {row["id"] for row in cluster.get("/replica-sets")["replica_sets"] if row["state"] == "led"}
-    estimates = {leader: _moves_of(urls, leader)["estimate"] for leader in {before[one]["leader"] for one in wanted}}
     plan = []
     for place, target in wanted.items():
         source = before[place]["broker"]
-        found = estimates[before[place]["leader"]] or {}
+        found = told.get(before[place]["leader"], _NOTHING_TOLD)["estimate"] or {}
         upload, stall_ms, basis = found.get("upload_bytes"), found.get("stall_ms"), found.get("basis")
         if not found:
             basis = f"broker {source} is dead: the partition moves when the broker has restarted"
