@@ -108,7 +108,7 @@ def _wait_moved(cluster: ClusterConnection, timeout_s: float, progress: Progress
     deadline = time.monotonic() + timeout_s
     total = 0
     while True:
-        now = cluster.get("/balancer")
+        now = cluster.get_patiently("/balancer", deadline)
         left = now["left"] + now["in_flight"]
         if not left:
             return

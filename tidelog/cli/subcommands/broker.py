@@ -46,8 +46,11 @@ def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
     output.show(style, lambda: _told(_rows(cluster)), _render, watch_s=watch_s)
 
 
-def _rows(cluster: ClusterConnection) -> list[Row]:
-    rows: list[Row] = cluster.get("/brokers")["brokers"]
+def _rows(cluster: ClusterConnection, deadline: float | None = None) -> list[Row]:
+    """`deadline`: of a command that waits; the brokers are asked again while none answers."""
+    path = "/brokers"
+    found = cluster.get(path) if deadline is None else cluster.get_patiently(path, deadline)
+    rows: list[Row] = found["brokers"]
     return rows
 
 
@@ -147,8 +150,8 @@ def _render_wanted(found: Row) -> str:
     return f"brokers: {found['brokers']}, wanted: {found['wanted']}\n{output.paragraph(found['reason'])}\n\n{table}"
 
 
-def _find(cluster: ClusterConnection, broker_id: int) -> Row:
-    for row in _rows(cluster):
+def _find(cluster: ClusterConnection, broker_id: int, deadline: float | None = None) -> Row:
+    for row in _rows(cluster, deadline):
         if row["id"] == broker_id:
             return row
     raise NotFound(f"there is no broker {broker_id}", hint="`tidelog broker list` shows them")
@@ -170,7 +173,7 @@ def _wait_drained(
     deadline = time.monotonic() + timeout_s
     told = total
     while True:
-        row = _find(cluster, broker_id)
+        row = _find(cluster, broker_id, deadline)
         left, replicas = row["partitions"] + row["coming"], row["replicas"]
         progress.update(max(0, total - row["partitions"]))
         if row["partitions"] != told:
@@ -321,7 +324,7 @@ def _wait_recovered(cluster: ClusterConnection, broker_id: int, timeout_s: float
     deadline = time.monotonic() + timeout_s
     told = -1
     while True:
-        row = _find(cluster, broker_id)
+        row = _find(cluster, broker_id, deadline)
         if row["partitions"] != told:
             told = row["partitions"]
             click.echo(f"broker {broker_id}: {told} partitions are still to be recovered from the bucket", err=True)

@@ -80,9 +80,13 @@ def describe(replica_set: int, style: str, watch_s: float | None, bootstrap: str
     output.show(style, lambda: _with_live(cluster, replica_set), _render, watch_s=watch_s)
 
 
-def _described(cluster: ClusterConnection, replica_set: int) -> Document:
-    """Return what any broker tells of a set from the metadata, without what only its master knows."""
-    found: Document = cluster.get(f"/replica-sets/describe?id={replica_set}")
+def _described(cluster: ClusterConnection, replica_set: int, deadline: float | None = None) -> Document:
+    """Return what any broker tells of a set from the metadata, without what only its master knows.
+
+    `deadline`: of a command that waits; the brokers are asked again while none answers.
+    """
+    path = f"/replica-sets/describe?id={replica_set}"
+    found: Document = cluster.get(path) if deadline is None else cluster.get_patiently(path, deadline)
     return found
 
 
@@ -258,7 +262,7 @@ def _wait_elected(cluster: ClusterConnection, replica_set: int, epoch: int, time
     with ProgressBar("electing a master"):
         deadline = time.monotonic() + timeout_s
         while True:
-            document = _described(cluster, replica_set)
+            document = _described(cluster, replica_set, deadline)
             if document["master_epoch"] >= epoch and document["master"] is not None:
                 return document
             if time.monotonic() > deadline:
@@ -353,7 +357,7 @@ def _wait_in(cluster: ClusterConnection, replica_set: int, broker: int, place: s
     with ProgressBar("waiting for the replica"):
         deadline = time.monotonic() + timeout_s
         while True:
-            document = _described(cluster, replica_set)
+            document = _described(cluster, replica_set, deadline)
             if broker in document[place]:
                 return document
             if time.monotonic() > deadline:
@@ -406,7 +410,7 @@ def _wait_gone(cluster: ClusterConnection, replica_set: int, broker: int, timeou
     with ProgressBar("waiting for the master"):
         deadline = time.monotonic() + timeout_s
         while True:
-            document = _described(cluster, replica_set)
+            document = _described(cluster, replica_set, deadline)
             if not _keeps(document, broker):
                 return document
             if time.monotonic() > deadline:

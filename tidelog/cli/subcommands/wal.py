@@ -14,6 +14,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,7 @@ from tidelog.cli.options import (
     load_config,
     watch_option,
 )
+from tidelog.cli.placements import Get
 from tidelog.runtime.errors import CorruptData, NotFound, StorageFailed, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
@@ -235,8 +237,8 @@ def _upload_all(
     deadline = time.monotonic() + timeout_s
     uploaded: dict[int, int] = {}
     answered: set[int] = set()
+    rows = _drainable(cluster.get, broker_id)
     while True:
-        rows = _drainable(cluster, broker_id)
         left = [row for row in rows if not _is_uploaded(row, uploaded, answered)]
         progress.update(len(rows) - len(left), len(rows))
         if not left:
@@ -263,6 +265,7 @@ def _upload_all(
                 uploaded |= {int(each): epoch for each, epoch in answer.get("master_epochs", {}).items()}
                 answered.add(row["broker"])
         time.sleep(POLL_S)
+        rows = _drainable(partial(cluster.get_patiently, deadline=deadline), broker_id)
 
 
 def _uploader(row: dict[str, Any]) -> int | None:
@@ -283,8 +286,8 @@ def _is_uploaded(row: dict[str, Any], uploaded: dict[int, int], answered: set[in
     return bool(row["committed"]) and (not row["alive"] or row["broker"] in answered)
 
 
-def _drainable(cluster: ClusterConnection, broker_id: int | None) -> list[dict[str, Any]]:
-    rows = [row for row in cluster.get("/wals")["wals"] if broker_id in (None, row["broker"])]
+def _drainable(get: Get, broker_id: int | None) -> list[dict[str, Any]]:
+    rows = [row for row in get("/wals")["wals"] if broker_id in (None, row["broker"])]
     if not rows:
         whose = "any log" if broker_id is None else f"a log of broker {broker_id}"
         raise NotFound(f"nothing is known of {whose}", hint="`tidelog wal list` shows them")
