@@ -5,6 +5,7 @@ Lag is the high watermark minus the committed offset: the number of offsets the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -120,6 +121,13 @@ def _no_group(cluster: ClusterConnection, name: str) -> NotFound:
     return unknown("group", name, known, otherwise="`tidelog group list` shows them")
 
 
+def _nearest(cluster: ClusterConnection, name: str, error: NotFound) -> NotFound:
+    """The same error with the nearest name, if the groups can be listed."""
+    with contextlib.suppress(TidelogError):
+        return _no_group(cluster, name)
+    return error
+
+
 def _committed(cluster: ClusterConnection, name: str, wanted: Iterable[Place] | None = None) -> dict[Place, int]:
     """Return the committed offsets of a group for all or the given partitions, without those that have none."""
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
@@ -188,8 +196,8 @@ def delete(groups: tuple[str, ...], style: str, bootstrap: str) -> None:
         try:
             cluster.wait(future, f"cannot delete group {name!r}")
             done.append(name)
-        except NotFound:
-            failures.add(_no_group(cluster, name))
+        except NotFound as error:
+            failures.add(_nearest(cluster, name, error))
         except TidelogError as error:
             failures.add(error)
     if style == "json":
@@ -269,8 +277,9 @@ def reset_offsets(
         )
     before = _committed(cluster, name, keys)
     after = _targets(cluster, name, keys, before, *chosen[0])
+    failures = output.Failures()
     if not dry_run:
-        _commit(cluster, name, after)
+        keys = _commit(cluster, name, after, failures)
     document = {
         "group": name,
         "dry_run": dry_run,
@@ -278,7 +287,9 @@ def reset_offsets(
             {"topic": key[0], "partition": key[1], "before": before.get(key), "after": after[key]} for key in keys
         ],
     }
-    output.show(style, lambda: document, _render_reset)
+    if keys or style == "json":
+        output.show(style, lambda: document, _render_reset)
+    failures.exit()
 
 
 def _partitions(cluster: ClusterConnection, topics: tuple[str, ...], only: tuple[int, ...]) -> list[Place]:
@@ -314,7 +325,8 @@ def _targets(
     }
 
 
-def _commit(cluster: ClusterConnection, name: str, offsets: dict[Place, int]) -> None:
+def _commit(cluster: ClusterConnection, name: str, offsets: dict[Place, int], failures: output.Failures) -> list[Place]:
+    """Commit the offsets; return the partitions of which they are. The others are among the failures."""
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
     changes = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
@@ -322,9 +334,12 @@ def _commit(cluster: ClusterConnection, name: str, offsets: dict[Place, int]) ->
         [ConsumerGroupTopicPartitions(name, changes)], request_timeout=REQUEST_TIMEOUT_S
     )
     result = cluster.wait(futures[name], f"cannot reset group {name!r}")
-    failed = [one for one in result.topic_partitions or [] if one.error is not None]
-    if failed:
-        raise translate(failed[0].error, f"cannot reset {failed[0].topic} [{failed[0].partition}]")
+    refused: set[Place] = set()
+    for one in result.topic_partitions or []:
+        if one.error is not None:
+            refused.add((one.topic, one.partition))
+            failures.add(translate(one.error, f"cannot reset {one.topic} [{one.partition}]"))
+    return [place for place in offsets if place not in refused]
 
 
 def _render_reset(document: dict[str, Any]) -> str:

@@ -312,7 +312,15 @@ def _place(
             {"topic": place.topic, "partition": place.partition, "to": broker}
             for place, broker in items[start : start + AT_ONCE]
         ]
-        for result in cluster.post("/moves", {"moves": moves})["results"]:
+        try:
+            results = cluster.post("/moves", {"moves": moves})["results"]
+        except TidelogError as error:
+            if not start:
+                raise
+            failures.add(error)
+            output.warn(f"the last {len(items) - start} partitions were not asked for, or not answered")
+            break
+        for result in results:
             place = TopicPartition(result["topic"], result["partition"])
             if result["error"] is not None:
                 failures.add(InvalidInput(f"{place}: {result['error']}"))

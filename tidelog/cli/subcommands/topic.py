@@ -87,6 +87,7 @@ def create(
         created = True
         try:
             _create(cluster, name, partitions or -1, replicas or -1, wanted)
+            _warn_of(wanted)
         except AlreadyExists as error:
             if not if_not_exists:
                 failures.add(error)
@@ -95,9 +96,12 @@ def create(
         except TidelogError as error:
             failures.add(error)
             continue
-        if created:
-            _warn_of(wanted)
-        done.append({"name": name, "created": created, "partitions": len(_appeared(cluster, name))})
+        try:
+            done.append({"name": name, "created": created, "partitions": len(_appeared(cluster, name))})
+        except TidelogError as error:
+            if created:
+                output.warn(f"topic {name!r} was created, and no broker that was asked knows it yet")
+            failures.add(error)
 
     def render(document: list[dict[str, Any]]) -> str:
         return "\n".join(
