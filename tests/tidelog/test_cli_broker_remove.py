@@ -17,6 +17,7 @@ from aiohttp.test_utils import make_mocked_request
 from click.testing import CliRunner, Result
 
 from tests.controller.controller_helpers import Driver
+from tests.support.ports import free_port
 from tests.support.scripted_admin import scripted_admin
 from tidelog.broker.admin.answers import status_of
 from tidelog.broker.admin.brokers import BrokerRoutes
@@ -86,8 +87,8 @@ class RemovalWorld:
         left, following = self.driver.run(c.Abandon(replica_set, epoch, tuple(keys), force))
         return left, following
 
-    def register(self, broker: int, wal_kind: str = "disk") -> None:
-        names = (f"code{broker}", "a", "host", 9_000 + broker, "", self.url)
+    def register(self, broker: int, wal_kind: str = "disk", url: str | None = None) -> None:
+        names = (f"code{broker}", "a", "host", 9_000 + broker, "", self.url if url is None else url)
         self.driver.run(c.RegisterBroker(broker, *names, wal_kind), int)
         self.driver.run(c.Elect(broker, broker))
 
@@ -316,3 +317,26 @@ def test_files_of_another_clusters_broker_of_that_id_are_kept(world: RemovalWorl
     world.die(GONE)
     assert invoke(str(GONE), "--data-dir", up.directory).exit_code == 0
     assert up.asked == [] and up.files.exists()
+
+
+# --- who is asked ------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_answers_removes_it_where_another_one_has_just_ended(world: RemovalWorld) -> None:
+    world.register(LIVE, url=f"http://127.0.0.1:{free_port()}")
+    for broker in (2, GONE):
+        world.register(broker)
+    world.die(GONE)
+    done = invoke(str(GONE))
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert world.posts == [f"/brokers/remove?id={GONE}"] and GONE not in world.image.brokers
+
+
+def test_nothing_is_stopped_where_no_other_broker_answers(world: RemovalWorld, up: UpOfRemoval) -> None:
+    world.register(LIVE, url=f"http://127.0.0.1:{free_port()}")
+    world.register(GONE)
+    world.driver.run(c.DrainBroker(GONE, DrainMode.OPERATOR))
+    done = invoke(str(GONE), "--data-dir", up.directory)
+    assert isinstance(done.exception, Unavailable) and "no other broker is alive" in str(done.exception)
+    assert "cannot be reached" in str(done.exception)
+    assert up.asked == [] and world.posts == []

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection
+from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.completion import broker_ids
-from tidelog.cli.many import ask_at_once
+from tidelog.cli.many import BROKER_TIMEOUT_S, ask_at_once
 from tidelog.cli.options import admin_options, format_option, load_config, watch_option
 from tidelog.cli.subcommands.status import own_status
 from tidelog.controller.model.records import BUCKET_WAL
@@ -298,13 +298,11 @@ def remove(
     if dry_run:
         _show_dry_run(broker_id, row, here, style)
         return
-    others = [one for each, one in rows.items() if each != broker_id and one["state"] != "dead" and one["admin_url"]]
-    if not others:
-        raise Unavailable(f"no other broker is alive to remove broker {broker_id} from the metadata")
+    other = _other(cluster, broker_id)
     if here.runs:
         up_control.ask(directory, {"do": "stop", "id": broker_id})
     try:
-        answer = cluster.at(others[0]["admin_url"], others[0]["id"]).post(f"/brokers/remove?id={broker_id}")
+        answer = cluster.at(other["admin_url"], other["id"]).post(f"/brokers/remove?id={broker_id}")
     except NotFound:
         if not here.left:
             raise
@@ -317,6 +315,22 @@ def remove(
     output.emit(f"removed broker {broker_id}")
     if answer["wal_objects_deleted"]:
         output.emit(f"deleted {answer['wal_objects_deleted']} objects of its WAL")
+
+
+def _other(cluster: ClusterConnection, broker_id: int) -> Row:
+    """Return another broker, which answers now. Raises `Unavailable` before anything was stopped or removed."""
+
+    def ask(row: Row) -> Row:
+        http_json(row["admin_url"], "/brokers", timeout_s=BROKER_TIMEOUT_S, broker=row["id"])
+        return row
+
+    living = [row for row in _rows(cluster) if row["id"] != broker_id and row["state"] != "dead" and row["admin_url"]]
+    answers = list(ask_at_once({row["id"]: partial(ask, row) for row in living}).values())
+    for answer in answers:
+        if not isinstance(answer, TidelogError):
+            return answer
+    problem = "".join(f": {error.message}" for error in answers[:1] if isinstance(error, TidelogError))
+    raise Unavailable(f"no other broker is alive to remove broker {broker_id} from the metadata{problem}")
 
 
 def _wait_recovered(cluster: ClusterConnection, broker_id: int, timeout_s: float) -> Row:
