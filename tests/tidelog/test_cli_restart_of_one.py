@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.support.scripted_admin import scripted_admin
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.subcommands import cluster_restart
 from tidelog.cli.subcommands.cluster_restart import restart
 
 Document = dict[str, Any]
@@ -22,6 +25,8 @@ class AdminOfOne:
 
     def __init__(self) -> None:
         self.url = ""
+        self.silent_url = ""
+        """Of broker 0, which is alive and never answers; empty: there is none."""
         self.epoch = 1
         self.topics = {"kept": 1, "deleted": 1}
         """The broker of partition 0 of each."""
@@ -47,8 +52,9 @@ class AdminOfOne:
         row = {"id": 1, "alive": True, "drain": "none", "registration_epoch": self.epoch, "admin_url": self.url}
         home = {"id": 1, "master": 1, "electing": False, "members": [1], "in_sync": [1], "master_epoch": 1}
         count = sum(at == 1 for at in self.topics.values())
+        others = [{**row, "id": 0, "admin_url": self.silent_url}] if self.silent_url else []
         return {
-            "brokers": [{**row, "partitions": count, "hindrances": []}],
+            "brokers": [{**each, "partitions": count, "hindrances": []} for each in (*others, row)],
             "replica_sets": [{**home, "elects": False, "partitions": count}],
             "controllers": [],
         }
@@ -75,3 +81,15 @@ def test_a_topic_that_was_deleted_meanwhile_is_not_waited_for(
     assert done.exception is None, done.output
     assert done.exit_code == 0, done.output
     assert admin.topics == {"kept": 1}
+
+
+def test_a_broker_that_never_answers_is_asked_last_then(admin: AdminOfOne, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_restart, "LOOK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, path: http_json(admin.url, path))
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin.silent_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        wanted = ["--rolling", "--brokers", "1", "--timeout", "3", "--bootstrap", "127.0.0.1:1"]
+        done = CliRunner().invoke(restart, wanted)
+    assert done.exit_code == 0, done.output
+    assert time.monotonic() - began < 10, "once, and not for each of many looks"

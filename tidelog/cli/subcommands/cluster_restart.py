@@ -33,6 +33,8 @@ ELECT_AGAIN_S = 3.0
 """After an election that another one has won."""
 BETWEEN_S = 2.0
 """Between two steps: clients find the leaders of the last one before those of the next one change."""
+LOOK_TIMEOUT_S = 10.0
+"""For each piece of an answer that others give, too."""
 MOVES_AT_ONCE = 1_000
 MOVE_AGAIN_S = 5.0
 Document = dict[str, Any]
@@ -120,6 +122,8 @@ class _RestartedCluster:
         self._connection = connection
         self._urls: dict[int, str] = {}
         """The admin HTTP of each living broker."""
+        self._silent: set[int] = set()
+        """Those that have accepted a connection and not answered, or not even that: they are asked last."""
 
     def look(self, spare: int | None = None) -> Document:
         """Return what the cluster says now; by broker `spare` last. Raises `NotFound` for an older version."""
@@ -135,7 +139,9 @@ class _RestartedCluster:
 
     def get(self, path: str, spare: int | None = None) -> Document:
         """Send a GET to the first broker that answers."""
-        return self._first(spare, lambda url: http_json(url, path), lambda: self._connection.get(path))
+        return self._first(
+            spare, lambda url: http_json(url, path, timeout_s=LOOK_TIMEOUT_S), lambda: self._connection.get(path)
+        )
 
     def post(self, path: str, body: object = None, spare: int | None = None) -> Document:
         """Send a POST to the first broker that answers."""
@@ -150,19 +156,24 @@ class _RestartedCluster:
         return self._connection.admin_token
 
     def _first(self, spare: int | None, ask: Callable[[str], Document], last: Callable[[], Document]) -> Document:
-        for broker, url in sorted(self._urls.items(), key=lambda each: (each[0] == spare, each[0])):
+        order = sorted(self._urls.items(), key=lambda each: (each[0] in self._silent, each[0] == spare, each[0]))
+        for broker, url in order:
             try:
-                return ask(url)
+                found = ask(url)
             except Unavailable as error:
                 if not isinstance(error.__cause__, OSError):
                     raise  # it has answered
                 del self._urls[broker]
+                self._silent.add(broker)
+            else:
+                self._silent.discard(broker)
+                return found
         return last()
 
     def is_ready(self, row: Document) -> bool:
         """Whether a broker says that it serves everything that it leads."""
         try:
-            http_json(row["admin_url"], "/readyz", broker=row["id"])
+            http_json(row["admin_url"], "/readyz", timeout_s=LOOK_TIMEOUT_S, broker=row["id"])
         except TidelogError:
             return False
         return True
