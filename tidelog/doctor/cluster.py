@@ -91,16 +91,22 @@ def look_at_cluster(
 
 def _sort_out(document: Mapping[str, Any], ask: Ask) -> tuple[list[_AskedNode], dict[int, str]]:
     """Return the brokers that answer themselves, and the living ones that do not, with the reason."""
-    answering, silent = [], {}
-    for row in document["nodes"]:
-        if "broker" not in row["roles"] or row["state"] not in GOOD_STATES:
-            continue
+
+    def problem(row: Mapping[str, Any]) -> str | None:
         try:
             ask.get(row["admin_url"], "/healthz", int(row["id"]))
         except TidelogError as error:
-            silent[int(row["id"])] = error.message
-        else:
-            answering.append(_AskedNode(row, row["admin_url"], through=False))
+            return error.message
+        return None
+
+    rows = [row for row in document["nodes"] if "broker" in row["roles"] and row["state"] in GOOD_STATES]
+    answering, silent = [], {}
+    with ThreadPoolExecutor(MACHINES_AT_ONCE, thread_name_prefix="doctor") as pool:
+        for row, why in zip(rows, pool.map(problem, rows), strict=True):
+            if why is None:
+                answering.append(_AskedNode(row, row["admin_url"], through=False))
+            else:
+                silent[int(row["id"])] = why
     return answering, silent
 
 
