@@ -34,7 +34,7 @@ def ask_at_once(asks: Mapping[int, Callable[[], T]], timeout_s: float = BROKER_T
     wait(futures.values(), timeout_s + GRACE_S)
     answers: Answers[T] = {}
     for broker, future in futures.items():
-        error = future.exception() if future.done() else _late(timeout_s)
+        error = future.exception() if future.done() else _late(broker, timeout_s)
         answers[broker] = error if isinstance(error, TidelogError) else future.result()
     return answers
 
@@ -46,5 +46,5 @@ def _run(ask: Callable[[], T], future: Future[T]) -> None:
         future.set_exception(error)
 
 
-def _late(timeout_s: float) -> TidelogError:
-    return Unavailable(f"the answer is not complete after {timeout_s:g} s", hint="see `tidelog status`")
+def _late(broker: int, timeout_s: float) -> TidelogError:
+    return Unavailable(f"broker {broker} has not answered within {timeout_s:g} s", hint="see `tidelog status`")

@@ -52,28 +52,29 @@ def compact(topics: tuple[str, ...], eager: bool, unthrottled: bool, dry_run: bo
     """Merge small objects into large ones now, as brokers do in the background. Exits 5 if a task was abandoned."""
     query = [("topic", name) for name in topics] + [("eager", "true")] * eager
     brokers = _brokers(ClusterConnection(bootstrap))
-    states, failures = _states(brokers, query)
+    failures = output.Failures()
+    states = _states(brokers, query, failures)
     if dry_run:
         _show_plans(style, states)
-        if failures:
-            raise failures[0]
+        failures.exit()
         return
     document = _nothing_done()
     due = [broker for broker, state in states.items() if state["plan"] or state["active"]]
-    if not due and not failures:
+    if not due and len(states) == len(brokers):
         output.show(style, lambda: document, lambda _: _nothing_to_do(eager))
         return
+    ended = len(states) - len(due)
     for broker in due:
+        done = _nothing_done()
         try:
-            done = _run(brokers[broker], query + [("unthrottled", "true")] * unthrottled)
-        except Unavailable as error:
-            failures.append(error)  # the other brokers can still compact
-        else:
-            document = {key: document[key] + done[key] for key in document}
-    if len(failures) < len(brokers):
+            _run(brokers[broker], query + [("unthrottled", "true")] * unthrottled, done)
+            ended += 1
+        except TidelogError as error:  # the other brokers can still compact
+            failures.add(error)
+        document = {key: document[key] + done[key] for key in document}
+    if ended or document["tasks"]:
         output.show(style, lambda: document, _render_outcome)
-    if failures:
-        raise failures[0]
+    failures.exit()
     if document["given_up"]:
         count = len(document["given_up"])
         raise Unavailable(
@@ -83,27 +84,26 @@ def compact(topics: tuple[str, ...], eager: bool, unthrottled: bool, dry_run: bo
 
 
 def _states(
-    brokers: Mapping[int, ClusterConnection], query: Sequence[tuple[str, str]]
-) -> tuple[dict[int, dict[str, Any]], list[Unavailable]]:
-    """What each broker does and would do, and why others do not say. Raises `Unavailable` if none does."""
+    brokers: Mapping[int, ClusterConnection], query: Sequence[tuple[str, str]], failures: output.Failures
+) -> dict[int, dict[str, Any]]:
+    """What each broker does and would do. Why others do not say is among the failures, which end it if none does."""
 
     def ask(one: ClusterConnection) -> dict[str, Any]:
         found: dict[str, Any] = one.get(f"/compaction?{urlencode(query)}")
         return found
 
     states: dict[int, dict[str, Any]] = {}
-    failures = []
     answers = ask_at_once({broker: partial(ask, one) for broker, one in brokers.items()}, PLAN_TIMEOUT_S)
     for broker, answer in answers.items():
         if isinstance(answer, Unavailable):
-            failures.append(answer)
+            failures.add(answer)
         elif isinstance(answer, TidelogError):
             raise answer
         else:
             states[broker] = answer
     if not states:
-        raise failures[0]
-    return states, failures
+        failures.exit()
+    return states
 
 
 def _brokers(cluster: ClusterConnection) -> dict[int, ClusterConnection]:
@@ -142,9 +142,11 @@ def _nothing_to_do(eager: bool) -> str:
     return "nothing to compact by the thresholds of the configuration; --eager also merges two small neighbours"
 
 
-def _run(cluster: ClusterConnection, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Run a compaction and show its progress. Raises `Unavailable` if the broker aborts or disconnects."""
-    totals = _nothing_done()
+def _run(cluster: ClusterConnection, query: Sequence[tuple[str, str]], totals: dict[str, Any]) -> None:
+    """Run a compaction and show its progress; count in `totals` what was done.
+
+    Raises `Unavailable` if the broker aborts or disconnects.
+    """
     planned = 0
     with ProgressBar("compacting") as progress:
         for line in cluster.post_lines(f"/compaction?{urlencode(query)}"):
@@ -166,7 +168,8 @@ def _run(cluster: ClusterConnection, query: Sequence[tuple[str, str]]) -> dict[s
             elif event == "error":
                 raise Unavailable(line["error"], hint=line["hint"])
             elif event == "done":
-                return {**totals, "read_bytes": line["read_bytes"], "written_bytes": line["written_bytes"]}
+                totals["read_bytes"], totals["written_bytes"] = line["read_bytes"], line["written_bytes"]
+                return
     raise Unavailable("the compaction was interrupted", hint="committed results are kept; see `tidelog status`")
 
 
