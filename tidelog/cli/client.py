@@ -142,7 +142,11 @@ class ClusterConnection:
     def wait(self, future: Future[T], what: str = "") -> T:
         """Return the result of one admin request, with errors translated; messages begin with `what`."""
         with refusals(what):
-            return future.result(REQUEST_TIMEOUT_S + ANSWER_TIMEOUT_S)
+            try:
+                return future.result(REQUEST_TIMEOUT_S + ANSWER_TIMEOUT_S)
+            except TimeoutError as error:
+                late = f"no answer within {REQUEST_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s"
+                raise Unavailable(f"{what}: {late}" if what else late, hint="see `tidelog status`") from error
 
     def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionOffsets]:
         """Return log start offset and high watermark of each (topic, partition). Raises what `wait` raises."""
