@@ -32,6 +32,11 @@ class Outcome:
     crashes: list[Path]
     output: str
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something was found, or nothing was tried."""
+        return self.code != 0 or self.inputs == 0
+
 
 def fuzz(target: str, place: Path, *, seconds: int = 0, runs: int = 0, seed: int = 0) -> Outcome:
     """Search by coverage for so many seconds or inputs (0: no bound), keeping corpus and crashes in `place`."""
@@ -102,7 +107,7 @@ def main() -> int:
         )
         for crash in outcome.crashes:
             print(f"  replay: python -m tests.fuzz --target {target} --replay {crash}")
-        if outcome.code:
+        if outcome.has_failed:
             failed = True
             print("\n".join(outcome.output.splitlines()[-40:]))
     print(f"corpus, logs and crashes: {place}")
