@@ -24,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, owners: list[int], *more: str) -> Any:
     """Run it in a cluster whose partitions are at these brokers then."""
     rows = [{"topic": "t", "partition": number, "broker": owner} for number, owner in enumerate(owners)]
 
-    def get(_: ClusterConnection, path: str) -> Any:
+    def get(_: ClusterConnection, path: str, *_more: float) -> Any:
         return IDLE if path == "/balancer" else {"partitions": rows}
 
     monkeypatch.setattr(ClusterConnection, "get", get)

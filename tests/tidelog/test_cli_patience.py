@@ -48,7 +48,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str], Answers], Re
     def run(arguments: list[str], answers: Answers) -> Result:
         left = list(answers)
 
-        def get(_: ClusterConnection, path: str) -> Any:
+        def get(_: ClusterConnection, path: str, *_more: float) -> Any:
             found = left.pop(0) if len(left) > 1 else left[0]
             if isinstance(found, Exception):
                 raise found

@@ -54,7 +54,7 @@ def admin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         return status, json.dumps(found).encode()
 
     with scripted_admin(answer) as world.url:
-        monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, path: http_json(world.url, path))
+        monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, path, *_: http_json(world.url, path))
         yield world
 
 
@@ -88,7 +88,7 @@ def test_what_the_controllers_knew_of_a_broker_that_lives_is_not_believed_before
 def test_without_a_log_that_anything_is_known_of_nothing_is_said_to_be_committed(
     admin: AdminOfSlowUploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, _path: {"wals": []})
+    monkeypatch.setattr(ClusterConnection, "get", lambda _cluster, *_: {"wals": []})
     assert isinstance(CliRunner().invoke(drain, ["--bootstrap", "127.0.0.1:1"]).exception, NotFound)
     assert admin.waits_ms == []
 

@@ -84,7 +84,6 @@ class ClusterConnection:
         self._addresses = [_parse_address(part) for part in bootstrap.split(",")]
         self._broker: int | None = None
         """The only broker that is asked."""
-        self._timeout_s = REQUEST_TIMEOUT_S * 2
 
     def client_config(self) -> dict[str, Any]:
         """The configuration of every librdkafka client of this cluster. Raises `Unavailable` if no address accepts."""
@@ -238,16 +237,16 @@ class ClusterConnection:
             raise problem
         return None
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, timeout_s: float = REQUEST_TIMEOUT_S * 2) -> Any:
         """Send a GET to the admin HTTP of the connected broker and return the parsed JSON. See `http_json`."""
         known = "admin_url" in self.__dict__
         try:
-            return http_json(self.admin_url, path, timeout_s=self._timeout_s, broker=self._broker)
+            return http_json(self.admin_url, path, timeout_s=timeout_s, broker=self._broker)
         except Unavailable:
             if not known or self._broker is not None:
                 raise
             del self.admin_url  # the address may change when a broker restarts
-            return http_json(self.admin_url, path, timeout_s=self._timeout_s, broker=self._broker)
+            return http_json(self.admin_url, path, timeout_s=timeout_s, broker=self._broker)
 
     def get_patiently(self, path: str, deadline: float) -> Any:
         """Send a GET as `get` does, for a command that waits until `deadline` for what goes on without it.
@@ -256,10 +255,9 @@ class ClusterConnection:
         for at most `PATIENCE_S` seconds and the last answer's time.
         """
         until = min(deadline, time.monotonic() + PATIENCE_S)
-        self._timeout_s = WAITED_TIMEOUT_S
         while True:
             try:
-                return self.get(path)
+                return self.get(path, WAITED_TIMEOUT_S)
             except Unavailable:
                 if time.monotonic() > until:
                     raise

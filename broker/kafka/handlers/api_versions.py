@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 
 from tidelog.broker.kafka.errors import INVALID_REQUEST, NONE, UNSUPPORTED_VERSION
+from tidelog.broker.kafka.handlers import client_telemetry
 from tidelog.broker.kafka.services import ApiHandler, RequestContext, serve
 from tidelog.broker.kafka.wire.messages.cluster import (
     ApiVersionsRequest,
@@ -36,9 +37,6 @@ ZERO_MINIMUM_VERSION = 4
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
-TELEMETRY_KEYS = (71, 72)
-"""GetTelemetrySubscriptions and PushTelemetry (KIP-714)."""
-
 APIS: list[ApiHandler] = []
 """Empty: `tidelog.broker.kafka.server` adds ApiVersions itself."""
 
@@ -52,7 +50,8 @@ class ApiVersions:
             ServedApi(api_key=api.api_key, min_version=api.min_version, max_version=api.max_version)
             for api in sorted([*apis, self.api], key=lambda api: api.api_key)
         ]
-        self._without_telemetry = [key for key in self._keys if key.api_key not in TELEMETRY_KEYS]
+        telemetry = {api.api_key for api in client_telemetry.APIS}
+        self._without_telemetry = [key for key in self._keys if key.api_key not in telemetry]
 
     async def handle(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
         """Record the client's name and version (v3+, KIP-511) and return the table."""
