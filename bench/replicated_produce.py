@@ -11,7 +11,7 @@ process of its own, with 1, 2 and 3 replicas and a write quorum of 1, 2 and 2.
 - Latency: one raw socket to the leader of a partition sends 16 KiB requests at fixed times (`bench.produce_latency`).
   Its limits: `fdatasync` of as many bytes at those times, and the same client at the bare socket server, which answers
   at once: one round trip. Beside it stands `fdatasync` of as many files at the same time as there are replicas, for
-  they share one disk here.
+  they share one disk here, and a bare relay to as many disks (`bench.limit_relay`): what is left if brokers do nothing.
 
 The machine's cores and its disk are shared by all brokers and the client, nothing is pinned: with three replicas one
 machine of two cores receives, checks and writes each byte three times, which three machines would do side by side. So
@@ -35,6 +35,7 @@ from bench._cluster_load import PARTITIONS, RECORD_BYTES, LatencyLoad, Throughpu
 from bench._clusters import QUORUMS, TidelogCluster, running
 from bench._common import Spread, background, directory, in_process, percentile, quick, row
 from bench.limit_disk import RawDisk
+from bench.limit_relay import relayed
 from bench.limit_socket import TOPIC, bare_server
 from bench.produce_latency import raw_client
 from bench.produce_throughput import LIBRDKAFKA
@@ -88,8 +89,8 @@ class Limits:
     """What disk and socket take without a broker."""
 
     def __init__(self, path: Path, file_bytes: int = RAW_BYTES, replicas: int = max(QUORUMS)) -> None:
-        self.synced, self.answered, self.shared = Found(), Found(), Found()
-        """`shared`: while `replicas` files are synced at the same time."""
+        self.synced, self.answered, self.shared, self.relayed = Found(), Found(), Found(), Found()
+        """`shared`: while `replicas` files are synced at the same time; `relayed`: by one process to the others."""
         self.replicas = replicas
         self._path = path
         self._disk = RawDisk(path, file_bytes)
@@ -101,12 +102,16 @@ class Limits:
         with directory(str(self._path)) as place, contextlib.ExitStack() as disks:
             every = [disks.enter_context(background(synced, place / f"{n}", load)) for n in range(self.replicas)]
             self.shared.add_latencies([each for disk in every for each in disk()])
+        with directory(str(self._path)) as place:
+            paced = (self.replicas, load.batch_bytes, load.per_s, load.seconds)
+            self.relayed.add_latencies(relayed(place, *paced))
         with bare_server(PARTITIONS) as (host, port):
             produce = (f"{host}:{port}", TOPIC, RECORD_BYTES, load.seconds, LIBRDKAFKA)
             size, took = in_process(produce_with_librdkafka, *produce)
             self.answered.rates.append(size / 1e6 / took)
-            paced = ((host, port), TOPIC, load.batch_bytes, load.per_s, load.seconds)
-            self.answered.add_latencies(in_process(raw_client, *paced))
+            self.answered.add_latencies(
+                in_process(raw_client, (host, port), TOPIC, load.batch_bytes, load.per_s, load.seconds)
+            )
 
     def close(self) -> None:
         """Release the disk's file."""
@@ -137,6 +142,13 @@ def report(found: dict[int, Found], limits: Limits) -> None:
         found[most].ms("p50").text("ms", 2),
         limit=f"fdatasync of {limits.replicas} files at once {synced_at_once:.2f} + round trip {answered:.2f} ms",
         ratio=f"{found[most].ms('p50').median / (synced_at_once + answered):.2f}",
+    )
+    bare_relay = limits.relayed.ms("p50")
+    row(
+        f"acknowledged, p50, {most} replicas, beside a bare relay",
+        found[most].ms("p50").text("ms", 2),
+        limit=f"blocking sockets and {limits.replicas} disks {bare_relay.text('ms', 2)}",
+        ratio=f"{found[most].ms('p50').median / bare_relay.median:.2f}",
     )
     cpu = statistics.median(found[most].cpu) / statistics.median(one.cpu)
     row("CPU of all brokers a GB, most replicas to one", f"{cpu:.2f}")

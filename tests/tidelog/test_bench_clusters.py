@@ -12,6 +12,7 @@ from bench._cluster_load import Failover, LatencyLoad, Throughput, failover, lat
 from bench._clusters import KafkaCluster, TidelogCluster, leaders, parsed, running
 from bench._common import ANSWERED, ROWS_VARIABLE, Row, answered_share, read_rows
 from bench._peers import new_cluster_id
+from bench.limit_relay import relayed
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_the_id_of_a_kafka_cluster_is_no_option_of_its_command_line() -> None:
 def test_the_ratios_of_replication_are_to_one_replica_and_to_disk_and_round_trip(tmp_path: Path, rows: Path) -> None:
     limits = replicated_produce.Limits(tmp_path, file_bytes=1 << 20)
     limits.close()
-    for found, ms in ((limits.synced, 1.0), (limits.answered, 0.5), (limits.shared, 1.5)):
+    for found, ms in ((limits.synced, 1.0), (limits.answered, 0.5), (limits.shared, 1.5), (limits.relayed, 2.0)):
         found.add(Throughput(1000.0, 0.0), [ms / 1e3])
     one, three = replicated_produce.Found(), replicated_produce.Found()
     one.add(Throughput(500.0, 2.0), [2e-3])
@@ -60,7 +61,18 @@ def test_the_ratios_of_replication_are_to_one_replica_and_to_disk_and_round_trip
     assert said["acknowledged, p50, 3 replicas, quorum 2"].ratio == "2.00"
     assert said["acknowledged, p50, 3 replicas, quorum 2"].holds
     assert said["acknowledged, p50, 3 replicas, beside a disk for all"].ratio == "1.50"
+    assert said["acknowledged, p50, 3 replicas, beside a bare relay"].ratio == "1.50"
     assert said["CPU of all brokers a GB, most replicas to one"].figure == "2.50"
+
+
+def test_a_relay_answers_when_its_followers_have_written(tmp_path: Path) -> None:
+    took = relayed(tmp_path, 3, 4096, 200.0, 0.1)
+    assert len(took) == 20
+    written = {(tmp_path / f"{number}" / "raw").read_bytes()[: 21 * 4096] for number in range(3)}
+    (all_the_same,) = written
+    first = all_the_same[:4096]
+    assert any(first)
+    assert all_the_same == first * 20 + bytes(4096)
 
 
 def test_the_rows_beside_kafka_compare_medians(rows: Path) -> None:
