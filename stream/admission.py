@@ -123,6 +123,11 @@ class Admission:
             or 0 <= header.base_timestamp < now_ms - config.message_timestamp_before_max_ms
         ):
             raise _invalid_timestamp(header, now_ms, config)
+        if header.is_log_append_time:  # its records would be read with the batch's time instead of their own
+            raise InvalidTimestamp(
+                "a producer has marked a record batch with LogAppendTime, which is the broker's to set",
+                hint="set message.timestamp.type=LogAppendTime on the topic",
+            )
         if self._compacts:
             _require_keys(records, header)
         if self._codec is not None and header.compression != self._codec:

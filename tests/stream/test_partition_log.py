@@ -25,6 +25,7 @@ from tidelog.batch.batch import (
     check_crc,
     iter_records,
     parse_header,
+    set_log_append_time,
 )
 from tidelog.batch.codec import encode_record
 from tidelog.runtime.errors import Closed
@@ -180,6 +181,20 @@ async def test_create_time_keeps_the_producers_timestamps_within_bounds() -> Non
         with pytest.raises(InvalidTimestamp) as caught:
             log.append(batch(timestamp=timestamp))
         assert caught.value.kafka_code == 32
+
+
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
+def test_a_producer_may_not_mark_a_batch_with_log_append_time(timestamp_type: str) -> None:
+    async def check() -> None:
+        log = await Bench(LogConfig(timestamp_type=timestamp_type)).open()
+        marked = bytearray(batch(timestamp=NOW))
+        set_log_append_time(marked, NOW + 1)
+        with pytest.raises(InvalidTimestamp, match="LogAppendTime") as caught:
+            log.append(memoryview(marked))
+        assert caught.value.kafka_code == 32
+        assert log.append(batch(timestamp=NOW)).base_offset == 0
+
+    sync(check)()
 
 
 def untold(*timestamps: int, compression: int = Compression.NONE) -> memoryview:
