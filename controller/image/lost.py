@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tidelog.controller.image.image import Image
 from tidelog.controller.image.leading import takers
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, ReplicaSetRecord
-from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.replication import has_several, was_set_back
 
 
 class TakeoverState(Enum):
@@ -48,6 +48,9 @@ class LostReplicaSet(NamedTuple):
     """Promises that the election under way still needs."""
     silent: tuple[int, ...] = ()
     """The members that could give them, by id: down, or back with another WAL or an older copy of it."""
+    set_back: tuple[int, int] | None = None
+    """If those that have promised are enough, and were rolled back (`was_set_back`): where the best of their WALs ends,
+    and up to which WAL offset records are in the bucket."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for operators."""
@@ -79,7 +82,17 @@ class LostReplicaSet(NamedTuple):
         if not self.missing:
             return what
         those = ", ".join(map(str, self.silent))
-        return f"{what}, which needs {self.missing} more of the WALs on brokers {those}"
+        needs = f"{what}, which needs {self.missing} more of the WALs on brokers {those}"
+        if self.set_back is None:
+            return needs
+        end, uploaded = self.set_back
+        why = f"those that have promised end at {end} and were longer, for the bucket has offsets up to {uploaded}"
+        if self.silent:
+            return f"{needs}: {why}"
+        return (
+            f"{what}, and {why}: put back the disks that its brokers had last, or give up what only they had by"
+            f" `tidelog replica-set elect {self.replica_set} --broker B --accept-loss`"
+        )
 
 
 def lost_replica_sets(image: Image) -> list[LostReplicaSet]:
@@ -118,15 +131,21 @@ def _state(image: Image, record: ReplicaSetRecord, broker: int, kind: str) -> Ta
     return TakeoverState.DUE
 
 
-def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ...]]:
-    """Return how many promises an election under way still needs, and who could give them."""
+def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ...], tuple[int, int] | None]:
+    """Return the fields of `LostReplicaSet` that tell what an election under way still needs."""
     row, election = image.replication.get(record.id), image.election(record.id)
     if row is None or election is None:
-        return 0, ()
+        return 0, (), None
     configuration = row.configuration(record.sync_state_set_epoch)
-    told = {each.replica for each in election.promises}
-    silent = sorted(each.broker_id for each in configuration.members - told)
-    return max(0, configuration.promises_needed - len(configuration.members & told)), tuple(silent)
+    counted = {each.replica: each for each in election.promises if each.replica in configuration.members}
+    silent = tuple(sorted(each.broker_id for each in configuration.members - counted.keys()))
+    missing = configuration.promises_needed - len(counted)
+    if missing > 0:
+        return missing, silent, None
+    best = max(counted.values(), key=lambda each: (each.last_epoch, each.end_offset))
+    if was_set_back(record, row, best):
+        return 1, silent, (best.end_offset, record.committed_wal_offset)
+    return 0, silent, None
 
 
 def _is_alive(image: Image, broker_id: int) -> bool:

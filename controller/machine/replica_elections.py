@@ -35,6 +35,7 @@ from tidelog.controller.model.replication import (
     PromiseRecord,
     ReplicationRecord,
     has_several,
+    was_set_back,
 )
 from tidelog.controller.model.wal_notes import WalLoss, WalLost
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound
@@ -228,9 +229,12 @@ def _winner(
         best = elected(promises, found.configuration, designated=wanted, waits_for=waits_for)
         if best is None or needed > max(best.end_offset, record.committed_wal_offset):
             continue  # a designated one that lacks confirmed bytes leaves the others
+        winner = by_replica[best.replica]
+        if was_set_back(record, row, winner):
+            continue
         if best.replica.broker_id != designated and patient and _others_may_help(tables, found, counted):
             return None
-        return by_replica[best.replica]
+        return winner
     return None
 
 
@@ -374,6 +378,7 @@ def _record_loss(tables: Tables, found: ReplicaSetRows, counted: list[PromiseRec
     record, row = found
     partitions = owned_partitions(tables, record.id)
     known = [each.known_end for each in row.in_sync] + [each.end_offset for each in counted]
+    known.append(record.committed_wal_offset)  # disks that were rolled back may all end before it
     keep_loss(
         tables,
         WalLoss(
@@ -382,7 +387,7 @@ def _record_loss(tables: Tables, found: ReplicaSetRows, counted: list[PromiseRec
             tables.now_ms,
             "an operator elected a replica that may lack confirmed records",
             record.committed_wal_offset,
-            max(known, default=-1),
+            max(known),
             True,
             loss_ranges(tables, partitions, {}),
         ),

@@ -184,6 +184,19 @@ def replicas_without(record: ReplicaSetRecord, row: ReplicationRecord, broker_id
     return {*row.assigned, *record.members} - {broker_id, *row.leaving, *row.learning}
 
 
+def was_set_back(record: ReplicaSetRecord, row: ReplicationRecord, best: PromiseRecord) -> bool:
+    """Return whether the best of a quorum's promises ends before what is in the bucket: disks were rolled back.
+
+    What is in the bucket was confirmed, so one of the promises had all of it, and may have confirmed more. A WAL that
+    was begun behind it and has received nothing is found empty by a start, and one that was elected with an accepted
+    loss begins there in its term.
+    """
+    last = row.last_election
+    if last is not None and last.accepted_loss and best.last_epoch < last.master_epoch:
+        return False
+    return best.last_epoch >= 0 and best.end_offset < record.committed_wal_offset
+
+
 def has_several(record: ReplicaSetRecord) -> bool:
     """Return whether a replica set has more than one replica: masters are then elected by promises."""
     return len(record.members) + len(record.learners) > 1

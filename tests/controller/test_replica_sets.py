@@ -501,7 +501,58 @@ def test_a_quorum_of_promises_that_lacks_confirmed_bytes_elects_nobody() -> None
     trio.commit(trio.record.master_epoch, (0, 900))
     trio.die(0)
     trio.promise(1, last=1, end=900, confirm=900)
-    assert trio.promise(2, last=2, end=50).master == 2, "what is in the bucket needs no replica"
+    assert trio.promise(2, last=-1, end=0).master == 1, "what is in the bucket needs no replica"
+
+
+def uploaded(quorum: int = 2) -> Trio:
+    """A trio of which nothing is known but that its WAL is in the bucket up to 100, and whose master has died."""
+    trio = Trio(quorum=quorum)
+    (first, *_) = trio.topic(partitions=3)
+    epoch = trio.record.master_epoch
+    trio.run(c.OpenStreams(0, epoch, tuple((first + step, epoch) for step in range(4))))
+    trio.commit(epoch, (0, 100), new_object(trio.prepare(1), (first, 0, 2)))
+    trio.die(0)
+    trio.begin()
+    return trio
+
+
+def test_two_disks_that_were_rolled_back_elect_nobody_while_a_third_one_has_what_was_confirmed() -> None:
+    """What is in the bucket was confirmed: of a quorum's promises one has all of it, and may have more."""
+    trio = uploaded()
+    trio.promise(1, end=60)
+    assert trio.promise(2, end=50).master == NO_BROKER
+    lost = lost_replica_sets(trio.image)[0]
+    assert (lost.missing, lost.silent) == (1, (0,))
+    assert lost.sentence().endswith(
+        "which needs 1 more of the WALs on brokers 0: those that have promised end at 60 and were longer, for the"
+        " bucket has offsets up to 100"
+    )
+    trio.restart(0)
+    assert trio.promise(0, end=130).master == 0
+
+
+def test_three_disks_that_were_rolled_back_elect_nobody_until_an_operator_accepts_the_loss() -> None:
+    trio = uploaded()
+    trio.restart(0)
+    for each in range(3):
+        assert trio.promise(each, end=60).master == NO_BROKER
+    told = lost_replica_sets(trio.image)[0].sentence()
+    assert "`tidelog replica-set elect 0 --broker B --accept-loss`" in told and "end at 60" in told
+    epoch = trio.record.master_epoch
+    assert trio.run(r.ElectUnclean(0, epoch, 1), ReplicaSetRecord).master == 1
+    (loss,) = losses_in(trio.image.kv)
+    assert (loss.replica_set, loss.end_offset, loss.may_be_more) == (0, 100, True)
+    trio.die(1)  # before its WAL begins behind what is in the bucket
+    trio.restart(1)
+    trio.begin()
+    assert trio.promise(1, end=60).master == 1, "this loss was accepted already"
+    assert len(losses_in(trio.image.kv)) == 1
+
+
+def test_a_wal_that_began_behind_what_is_in_the_bucket_and_has_received_nothing_counts() -> None:
+    trio = uploaded()
+    trio.promise(1, last=-1, end=0)
+    assert trio.promise(2, last=-1, end=0).master != NO_BROKER
 
 
 def test_all_ack_goes_on_with_the_living() -> None:
