@@ -20,6 +20,7 @@ import msgspec
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.machine.wal_notes import keep_loss, loss_ranges, owned_partitions
 from tidelog.controller.model.errors import NotEligible, StaleBrokerEpoch
+from tidelog.controller.model.levels import SET_BACK_LEVEL
 from tidelog.controller.model.records import NO_BROKER, BrokerRecord, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import (
     MAX_REASON_CHARS,
@@ -230,7 +231,7 @@ def _winner(
         if best is None or needed > max(best.end_offset, record.committed_wal_offset):
             continue  # a designated one that lacks confirmed bytes leaves the others
         winner = by_replica[best.replica]
-        if was_set_back(record, row, winner):
+        if tables.level >= SET_BACK_LEVEL and was_set_back(record, row, winner):
             continue
         if best.replica.broker_id != designated and patient and _others_may_help(tables, found, counted):
             return None
@@ -378,7 +379,8 @@ def _record_loss(tables: Tables, found: ReplicaSetRows, counted: list[PromiseRec
     record, row = found
     partitions = owned_partitions(tables, record.id)
     known = [each.known_end for each in row.in_sync] + [each.end_offset for each in counted]
-    known.append(record.committed_wal_offset)  # disks that were rolled back may all end before it
+    if tables.level >= SET_BACK_LEVEL:
+        known.append(record.committed_wal_offset)  # disks that were rolled back may all end before it
     keep_loss(
         tables,
         WalLoss(
@@ -387,7 +389,7 @@ def _record_loss(tables: Tables, found: ReplicaSetRows, counted: list[PromiseRec
             tables.now_ms,
             "an operator elected a replica that may lack confirmed records",
             record.committed_wal_offset,
-            max(known),
+            max(known, default=-1),
             True,
             loss_ranges(tables, partitions, {}),
         ),

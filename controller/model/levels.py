@@ -11,7 +11,9 @@ the cluster: their commands, table `leases`, and state format 4. Level 4 adds no
 table `configs` has rows of groups and of client metrics, brokers take part in transactions, and they cut holes into
 compacted topics, which brokers of older versions would misread. Level 5 adds snapshots and branches of topics: their
 commands, tables `snapshots` and `branches`, and state format 5. Level 6 adds no command and no table: from it on, a
-change of configs or of a replication policy names what it is based on, and is refused if that is another by then.
+change of configs or of a replication policy names what it is based on, and is refused if that is another by then. Level
+7 adds no command and no table: from it on, nobody is elected by promises of WALs that all end before what is in the
+bucket.
 
 A broker's range is a row of table `kv`, which members of every version keep. It names the registration that it belongs
 to: a broker that was started anew in another version has told nothing until it says so.
@@ -27,7 +29,7 @@ from tidelog.runtime.errors import CorruptData, InvalidInput
 from tidelog.runtime.msgpack import DECODE_ERRORS
 
 OLDEST = 0
-NEWEST = 6
+NEWEST = 7
 """The newest level that this version supports; a new cluster begins with it."""
 DIRECTORIES_LEVEL = 1
 """From here on the quorum records the ids of its members' directories."""
@@ -45,6 +47,8 @@ SNAPSHOTS_LEVEL = 5
 """From here on there are snapshots and branches of topics: older controllers would destroy what they hold."""
 CONFIG_BASE_LEVEL = 6
 """From here on a change of configs names what it is based on (`tidelog.controller.model.configs`)."""
+SET_BACK_LEVEL = 7
+"""From here on WALs that were rolled back behind what is in the bucket elect nobody (`was_set_back`)."""
 OVERRIDES_LEVEL = 2
 """From here on controllers know overrides of their settings (`tidelog.controller.model.overrides`)."""
 NAMED_CONFIGS_LEVEL = 4

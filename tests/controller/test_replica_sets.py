@@ -21,7 +21,7 @@ from tidelog.controller.model.errors import (
     StaleBrokerEpoch,
     from_wire,
 )
-from tidelog.controller.model.levels import UnsupportedLevel
+from tidelog.controller.model.levels import SET_BACK_LEVEL, UnsupportedLevel
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replication import PastElectionRecord, PolicyRecord, ReplicationRecord
 from tidelog.controller.model.wal_notes import WalLost, WalNote, losses_in
@@ -504,9 +504,17 @@ def test_a_quorum_of_promises_that_lacks_confirmed_bytes_elects_nobody() -> None
     assert trio.promise(2, last=-1, end=0).master == 1, "what is in the bucket needs no replica"
 
 
-def uploaded(quorum: int = 2) -> Trio:
+class TrioBelow(Trio):
+    """At the level below that from which on disks that were rolled back elect nobody."""
+
+    def envelope(self, command: c.AnyCommand, client: str = "", sequence: int = 0, done: int = 0) -> c.Envelope:
+        """See `Driver.envelope`."""
+        return c.Envelope(SET_BACK_LEVEL, self.term, self.now_ms, client, sequence, done, command)
+
+
+def uploaded(kind: type[Trio] = Trio) -> Trio:
     """A trio of which nothing is known but that its WAL is in the bucket up to 100, and whose master has died."""
-    trio = Trio(quorum=quorum)
+    trio = kind()
     (first, *_) = trio.topic(partitions=3)
     epoch = trio.record.master_epoch
     trio.run(c.OpenStreams(0, epoch, tuple((first + step, epoch) for step in range(4))))
@@ -529,6 +537,13 @@ def test_two_disks_that_were_rolled_back_elect_nobody_while_a_third_one_has_what
     )
     trio.restart(0)
     assert trio.promise(0, end=130).master == 0
+
+
+def test_disks_that_were_rolled_back_elect_as_before_until_all_members_know_the_rule() -> None:
+    trio = uploaded(TrioBelow)
+    assert trio.state.level == SET_BACK_LEVEL - 1
+    trio.promise(1, end=60)
+    assert trio.promise(2, end=50).master == 1
 
 
 def test_three_disks_that_were_rolled_back_elect_nobody_until_an_operator_accepts_the_loss() -> None:
