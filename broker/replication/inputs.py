@@ -78,7 +78,7 @@ class SetAuthority(Protocol):
         ...
 
     def reports_every_s(self) -> float:
-        """Return how often (seconds) a master that confirms alone tells where its WAL ends: a report is a command."""
+        """Return how often (seconds) a master tells where WALs end, where one of them decides: each time a command."""
         ...
 
     def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:

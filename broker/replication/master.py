@@ -117,8 +117,8 @@ class ReplicaMaster:
         self._moved = asyncio.Event()
         """Followers may have to be told of the confirm offset."""
         self._appended = 0
-        self._reported = -1
-        """Where the controllers were told that this WAL ends."""
+        self._reported: dict[WalReplica, int] = {}
+        """Where the controllers were told that the members' WALs end."""
         self._reported_at = float("-inf")
         self._tasks = TaskSet("replica-master")
         self._ended: Exception | None = None
@@ -473,22 +473,32 @@ class ReplicaMaster:
                 self._review.set()
 
     def _report_due(self) -> SetConfiguration | None:
-        """Return the configuration in force, to ask for it again, if the controllers are to learn the ends now."""
+        """Return the configuration in force, to ask for it again, if the controllers are to learn the ends now.
+
+        They need them where one disk decides: it alone has what was confirmed, or elects by its promise alone. An older
+        copy of it must not do that.
+        """
         configuration = self._core.configuration
-        if configuration.quorum > 1 or self._wal.synced_offset <= self._reported:
+        decides_alone = configuration.quorum == 1 or configuration.promises_needed == 1
+        if not decides_alone or self._ends() == self._reported:
             return None
         is_due = self._clock.monotonic() - self._reported_at >= self._setup.authority.reports_every_s()
         return configuration if is_due else None
 
+    def _ends(self) -> dict[WalReplica, int]:
+        """Return where the WALs end, as the controllers may rely on it: a loss of power takes nothing of this one."""
+        held = self._core.held()
+        return {**held, self._core.replica: min(held[self._core.replica], self._wal.synced_offset)}
+
     async def _alter(self, wanted: SetConfiguration) -> bool:
         """Ask for a configuration once; return False if the outcome is not known, or nothing was changed."""
-        held, end = self._core.held(), self._wal.synced_offset
+        ends = self._ends()
         self._reported_at = self._clock.monotonic()
         try:
             in_force = await self._setup.authority.alter(
                 wanted,
                 master_epoch=self.epoch,
-                ends={**held, self._core.replica: min(held[self._core.replica], end)},
+                ends=ends,
                 confirm_offset=self._core.confirm_offset,
             )
         except Fenced as error:
@@ -502,9 +512,10 @@ class ReplicaMaster:
                 self._core.refused()
             return False
         except Unavailable as error:
-            logger.info("a change of the sync-state set has no answer yet", extra={"error": str(error)})
+            if wanted != self._core.configuration:
+                logger.info("a change of the sync-state set has no answer yet", extra={"error": str(error)})
             return False
-        self._reported = end
+        self._reported = ends
         self.told(in_force)
         if self._core.pending == wanted:
             return False

@@ -81,6 +81,24 @@ async def test_a_killed_follower_is_not_waited_for_and_catches_up_when_it_is_bac
     assert confirm_offset == master.wal.end_offset, "everything was confirmed before the third one came"
 
 
+async def test_where_one_promise_elects_the_controllers_hear_of_all_ends_while_nothing_else_changes(
+    tmp_path: Path,
+) -> None:
+    """Otherwise an old copy of one disk would be elected, while the other one with everything is away."""
+    hot = HotSet(tmp_path, policy=replace(POLICY, total_replicas=2), brokers=2)
+    hot.authority.reports_s = 0.02
+    try:
+        master = await hot.start_all()
+        number = hot.authority.configuration.number
+        for _ in range(3):
+            end = await hot.write(master, 30)
+            await hot.confirmed(master)
+            await until(lambda end=end: {*hot.authority.told[0].values()} == {end})  # type: ignore[misc]
+        assert hot.authority.configuration.number == number
+    finally:
+        await hot.close()
+
+
 async def test_a_follower_with_an_empty_disk_is_another_replica_and_is_filled(hot: HotSet) -> None:
     master = await hot.start_all()
     await hot.write(master, 200)
