@@ -28,6 +28,7 @@ from tidelog.controller.model.bucket_state import (
     generation_of,
     metadata_prefix,
     owner_key,
+    owner_text,
     parse_state_key,
     state_key,
 )
@@ -139,8 +140,8 @@ class StateKeeper:
 
     async def _put_owner(self) -> None:
         image = self._role.image()
-        text = f"generation {generation_of(image.kv)}, term {self._term()}, at {self._clock.time_ms()} ms\n"
-        await self._store.put(owner_key(image.cluster_id), [text.encode()])
+        text = owner_text(generation_of(image.kv), self._term(), self._clock.time_ms())
+        await self._store.put(owner_key(image.cluster_id), [text])
         self._shown_at = self._clock.monotonic()
 
     async def _try(self, work: Callable[[], Awaitable[object]]) -> None:

@@ -44,6 +44,8 @@ HEADER_BYTES: Final = _HEADER.size + _CRC.size
 _STATE_KEY = re.compile(r"(?P<cluster>[^/]+)/metadata/state-(?P<generation>[0-9a-f]{8})-(?P<index>[0-9a-f]{16})")
 _CLAIM_KEY = re.compile(r"(?P<cluster>[^/]+)/metadata/claim-(?P<generation>[0-9a-f]{8})")
 
+_OWNER = re.compile(rb"generation (?P<generation>\d{1,18}), term (?P<term>\d{1,18}),")
+
 
 class BucketState(msgspec.Struct, frozen=True, array_like=True):
     """One state: all metadata at one place of the replicated log."""
@@ -131,6 +133,17 @@ def parse_state_key(key: str) -> StateName | None:
 def owner_key(cluster_id: str) -> str:
     """Return the key of the object whose time shows that the bucket has a living owner."""
     return f"{metadata_prefix(cluster_id)}owner"
+
+
+def owner_text(generation: int, term: int, now_ms: int) -> bytes:
+    """Return the content of the owner's object."""
+    return b"generation %d, term %d, at %d ms\n" % (generation, term, now_ms)
+
+
+def parse_owner(text: bytes) -> tuple[int, int] | None:
+    """Return the generation and the term in an owner's object; None if it does not say them."""
+    match = _OWNER.match(text)
+    return (int(match["generation"]), int(match["term"])) if match is not None else None
 
 
 def backup_key(cluster_id: str) -> str:

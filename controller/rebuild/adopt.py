@@ -35,7 +35,7 @@ from tidelog.controller.model.records import (
     StreamState,
 )
 from tidelog.controller.model.replication import ReplicationRecord, has_several
-from tidelog.controller.model.wal_notes import DATA_STREAM, note_key
+from tidelog.controller.model.wal_notes import DATA_STREAM, is_committed, note_in, note_key
 from tidelog.controller.rebuild.held import StreamPiece
 from tidelog.controller.rebuild.plan import RebuildPlan
 from tidelog.storage.commits import pack_ranges, unpack_ranges
@@ -62,6 +62,8 @@ class Adoption(NamedTuple):
     """The largest id in the bucket."""
     now_ms: int
     """Wall clock, for times that users see."""
+    unsure_wals: Collection[int] = ()
+    """Replica sets whose WALs may have got records after the state, also if it knows all in them as committed."""
 
 
 def adopt(old: ControllerState, plan: RebuildPlan, adoption: Adoption) -> ControllerState:
@@ -75,7 +77,7 @@ def adopt(old: ControllerState, plan: RebuildPlan, adoption: Adoption) -> Contro
     tables.commit()
     _take_objects(tables, plan)
     tables.commit()
-    _record_losses(tables)
+    _record_losses(tables, adoption.unsure_wals)
     tables.commit()
     epochs = {record.id: record.master_epoch for record in tables.replica_sets.values()}
     _replace_brokers(tables, adoption)
@@ -152,8 +154,11 @@ def _name(tables: Tables, row: ObjectRecord, ranges: list[tuple[int, int, int]])
     tables.objects.put(row.id, gone)
 
 
-def _record_losses(tables: Tables) -> None:
-    """A WAL without a note, as all are below feature level 1, may have had records of each partition opened there."""
+def _record_losses(tables: Tables, unsure_wals: Collection[int]) -> None:
+    """A WAL without a note, as all are below feature level 1, may have had records of each partition opened there.
+
+    So may one of which the state knows nothing but that all in it was committed then.
+    """
     owned: defaultdict[int, list[PartitionRecord]] = defaultdict(list)
     for partition in tables.partitions.values():
         if partition.topic_id in tables.topics:
@@ -162,8 +167,12 @@ def _record_losses(tables: Tables) -> None:
         mine = sorted(owned[record.id], key=lambda one: (one.topic_id, one.index))
         if has_several(record):
             tables.kv.delete(note_key(record.id))  # it may be of the time when the set had one member
-        elif tables.kv.get(note_key(record.id)) is None:
+        elif (note := note_in(tables.kv.rows, record.id)) is None:
             mine = [each for each in mine if _was_opened(tables, each)]
+        elif record.id in unsure_wals and is_committed(note, record.committed_wal_offset):
+            mine = [each for each in mine if _was_opened(tables, each)]
+            grown = msgspec.structs.replace(note, may_grow=True, ends=())
+            tables.kv.put(note_key(record.id), msgspec.msgpack.encode(grown))
         record_loss(tables, record, mine, LOST)
         tables.kv.delete(note_key(record.id))
 

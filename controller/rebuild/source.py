@@ -19,6 +19,7 @@ from tidelog.controller.model.bucket_state import (
     metadata_prefix,
     owner_key,
     parse_claim_key,
+    parse_owner,
     parse_state_key,
 )
 from tidelog.controller.model.levels import NewerLevel
@@ -52,7 +53,9 @@ class BucketContent(NamedTuple):
     generation: int
     """The largest that was claimed."""
     owner_seen_ms: int
-    """When the owner was seen last, by the clock of the bucket; 0: its last state is that of a clean stop."""
+    """When the owner was seen last, by the clock of the bucket; 0: it has stopped cleanly (`is_last`)."""
+    is_last: bool
+    """`base` is that of a clean stop, and nobody has owned the bucket since."""
     listed: dict[int, int]
     """Sizes of all objects, by id."""
     found: list[FoundObject]
@@ -105,11 +108,12 @@ async def read_bucket(
     state.load(base.state)
     claims = [claim for info in infos if (claim := parse_claim_key(info.key)) is not None]
     shown = max((info.modified_ms for info in infos if info.key == owner_key(cluster_id)), default=0)
-    seen_ms = 0 if base.closed else max(shown, base_info.modified_ms)
+    is_last = base.closed and not damaged and not await _had_later_owner(store, base)
+    seen_ms = 0 if is_last else max(shown, base_info.modified_ms)
     listed = await _list_objects(store, cluster_id)
     found = await _read_indexes(store, cluster_id, state.tables, listed, damaged, progress)
     generation = max([base.generation, FIRST_GENERATION, *claims])
-    return BucketContent(base, state, generation, seen_ms, listed, found, damaged)
+    return BucketContent(base, state, generation, seen_ms, is_last, listed, found, damaged)
 
 
 async def newest_state(
@@ -133,6 +137,15 @@ async def newest_state(
         f"there is no metadata of a cluster {cluster_id!r} in {store.url}",
         hint="a cluster of this version writes it within seconds; older versions did not",
     )
+
+
+async def _had_later_owner(store: ObjectStore, base: BucketState) -> bool:
+    """Return whether a controller became active after the one that wrote `base`: its sign of life says its term."""
+    try:
+        shown = parse_owner(await store.get(owner_key(base.cluster_id)))
+    except ObjectNotFound:
+        return False
+    return shown is not None and shown > (base.generation, base.term)
 
 
 async def _list_objects(store: ObjectStore, cluster_id: str) -> dict[int, int]:

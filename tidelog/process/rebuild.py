@@ -123,7 +123,8 @@ async def prepare(
     known = {key for key in tables.kv.rows if key.startswith("wal-loss/")}
     now_ms = int(time.time() * 1000)
     largest = max([0, *content.listed])
-    state = adopt(content.state, plan, Adoption(ids, content.generation + 1, largest, now_ms))
+    unsure = _unsure_wals(content, of_backup=of_backup)
+    state = adopt(content.state, plan, Adoption(ids, content.generation + 1, largest, now_ms, unsure))
     lost = [*_not_uploaded(state.tables, known), *lost]
     checked = ControllerState()
     checked.load(state.dump())  # what a controller will do; and the indexes are those of the rows alone
@@ -154,6 +155,18 @@ async def _refuse_bucket_wal(store: ObjectStore, content: BucketContent) -> None
             hint="if any controller's directory is left, start it and a broker: they recover that WAL;"
             " `tidelog wal drain` and a clean stop make such a cluster ready for a rebuild",
         )
+
+
+def _unsure_wals(content: BucketContent, *, of_backup: bool) -> set[int]:
+    """Return the replica sets whose WALs may have got records since the state, which knows them as committed.
+
+    A state is up to an interval old. Of one in the bucket it was seen that it has none (`_refuse_bucket_wal`).
+    """
+    if content.is_last:
+        return set()
+    tables = content.state.tables
+    in_bucket = {one.id for one in tables.brokers.values() if one.wal_kind == BUCKET_WAL and not of_backup}
+    return {record.id for record in tables.replica_sets.values()} - in_bucket
 
 
 async def _has_records(store: ObjectStore, cluster_id: str, broker_id: int, committed: int) -> bool:
@@ -214,7 +227,7 @@ def _report(
         cluster_id=content.base.cluster_id,
         generation=content.generation + 1,
         state_written_ms=content.base.written_ms,
-        state_is_last=content.base.closed,
+        state_is_last=content.is_last,
         brokers=brokers,
         topics=len(tables.topics),
         partitions=len(tables.partitions),

@@ -1,0 +1,80 @@
+"""Whether the newest metadata in a bucket is the last that there was, and what a rebuild says if it may not be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.controller.controller_helpers import Driver
+from tidelog.cli.options import load_config
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.bucket_state import BucketState, encode_state, owner_key, owner_text, state_key
+from tidelog.controller.model.wal_notes import WalNote
+from tidelog.process.backup import back_up
+from tidelog.process.rebuild import RebuildReport, prepare
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.local import LocalObjectStore
+from tidelog.storage.bucket.memory import MemoryObjectStore
+
+CLUSTER = "cluster"
+
+
+class CommittedCluster(MemoryObjectStore):
+    """The bucket of a cluster of one broker, with its WAL on disk, of which the state says that all is committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver()
+        self.epoch = self.driver.broker()
+        [first] = self.driver.topic()
+        self.driver.run(c.OpenStreams(0, self.epoch, ((first + 1, self.epoch),)))
+        self.driver.run(c.NoteWal(0, WalNote("disk", "", self.epoch, 1, 0, False)))
+
+    async def write_state(self, *, closed: bool, term: int = 1) -> str:
+        """As a controller does: its sign of life first."""
+        state = self.driver.state
+        body = BucketState(CLUSTER, 1, state.applied_index, state.version, term, 0, closed, state.dump())
+        await self.put(owner_key(CLUSTER), [owner_text(1, term, 0)])
+        key = state_key(CLUSTER, 1, state.applied_index)
+        await self.put(key, [encode_state(body)])
+        self.driver.run(c.PutKv("later", b"change"))
+        return key
+
+
+async def report(
+    bucket: MemoryObjectStore | LocalObjectStore, place: Path, *, of_backup: bool = False
+) -> RebuildReport:
+    config = load_config(None, (), node__data_dir=str(place)).config
+    return (await prepare(config, bucket, 1, CLUSTER, of_backup=of_backup)).report
+
+
+def lost(found: RebuildReport) -> list[tuple[str, str, int, int]]:
+    return [(one.what, one.topic, one.from_offset, one.to_offset) for one in found.lost]
+
+
+async def test_what_a_wal_may_have_got_after_the_metadata_is_named(tmp_path: Path) -> None:
+    """A broker tells of its first record after a pause at once; the state follows up to 60 s later."""
+    bucket = CommittedCluster()
+    await bucket.write_state(closed=False)
+    assert lost(await report(bucket, tmp_path)) == [("not uploaded", "t", 0, -1)]
+    copy = LocalObjectStore(tmp_path / "copy")
+    await back_up(bucket, copy, CLUSTER, SystemClock(), kept=1)
+    assert lost(await report(copy, tmp_path, of_backup=True)) == [("not uploaded", "t", 0, -1)]
+    await copy.close()
+
+
+@pytest.mark.parametrize("what", ["the last", "a damaged one follows", "another controller became active"])
+async def test_the_metadata_of_a_clean_stop_is_the_last_only_if_nobody_followed(what: str, tmp_path: Path) -> None:
+    bucket = CommittedCluster()
+    await bucket.write_state(closed=True)
+    if what == "a damaged one follows":
+        key = await bucket.write_state(closed=False, term=2)
+        await bucket.put(key, [b"damaged"])
+    elif what == "another controller became active":
+        await bucket.put(owner_key(CLUSTER), [owner_text(1, 2, 0)])  # and died before its state
+    found = await report(bucket, tmp_path)
+    is_last = what == "the last"
+    assert found.state_is_last == is_last
+    assert (found.living_owner == "") == is_last
+    assert lost(found) == ([] if is_last else [("not uploaded", "t", 0, -1)])
