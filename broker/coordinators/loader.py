@@ -33,7 +33,7 @@ from tidelog.batch.batch import (
     iter_records,
 )
 from tidelog.broker.coordinators.handover import PassedState
-from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
+from tidelog.broker.coordinators.store import KeyValue, LossAwareStore, StateStore, TransactionalStore, TxnProducer
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import PartitionLog
@@ -42,10 +42,16 @@ READ_BYTES = 512 << 10
 """Some thousands of records, whose parsing holds up the event loop."""
 
 
-async def load_store(partition_log: PartitionLog, store: StateStore, passed: PassedState | None = None) -> int:
+NO_LOSS = -1
+
+
+async def load_store(
+    partition_log: PartitionLog, store: StateStore, passed: PassedState | None = None, lost_at: int = NO_LOSS
+) -> int:
     """Replay the log into an empty store; returns its size in bytes. Raises `Unavailable`, `CorruptData`, `Closed`.
 
-    `passed`: from the leader before this one, if the log is the one that it has closed.
+    `passed`: from the leader before this one, if the log is the one that it has closed. `lost_at`: the last offset from
+    which on records of this log were lost, and given to others; a `LossAwareStore` is told of it at that place.
     """
     what = f"{partition_log.topic}-{partition_log.partition}"
     end_offset = partition_log.log_end_offset
@@ -54,6 +60,7 @@ async def load_store(partition_log: PartitionLog, store: StateStore, passed: Pas
     if passed is not None and offset <= passed.offset <= end_offset:
         passed.replay(store)
         offset, size_bytes = passed.offset, passed.log_bytes
+    loss = _Loss(store, lost_at if lost_at >= offset else NO_LOSS)
     while offset < end_offset:
         if partition_log.high_watermark <= offset:
             await _confirmed_past(partition_log, offset)
@@ -66,6 +73,9 @@ async def load_store(partition_log: PartitionLog, store: StateStore, passed: Pas
                     raise CorruptRecord(f"batch {header.base_offset} of {what} fails its CRC32C")
                 size_bytes += len(batch)
                 offset = max(offset, header.next_offset)
+                if loss.is_before(header.base_offset):
+                    _replay_newest(store, plain)
+                    loss.tell()
                 records = iter_records(batch, header=header)
                 if header.is_transactional:
                     _replay_newest(store, plain)
@@ -76,7 +86,26 @@ async def load_store(partition_log: PartitionLog, store: StateStore, passed: Pas
         if offset == before:
             raise CorruptRecord(f"{what} returns no records at offset {offset} and ends at {end_offset}")
         await asyncio.sleep(0)
+    loss.tell()
     return size_bytes
+
+
+class _Loss:
+    """The place of the log where a store is told, once, that records were lost."""
+
+    def __init__(self, store: StateStore, at: int) -> None:
+        self._store = store if isinstance(store, LossAwareStore) and at != NO_LOSS else None
+        self._at = at
+
+    def is_before(self, offset: int) -> bool:
+        """Whether the record at an offset came after the loss, and the store does not know of that."""
+        return self._store is not None and self._at <= offset
+
+    def tell(self) -> None:
+        """Tell the store, if it does not know."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.records_lost()
 
 
 def _note_newest(newest: dict[bytes, bytes | None], records: Iterator[Record], start: int) -> None:

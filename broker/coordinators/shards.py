@@ -32,6 +32,7 @@ from tidelog.broker.coordinators.loader import load_store
 from tidelog.broker.coordinators.store import KeyValue, StateStore
 from tidelog.broker.coordinators.timers import Now, TimerTable
 from tidelog.broker.coordinators.writer import StateWriter, Write
+from tidelog.controller.model.wal_notes import lost_at
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, TidelogError
@@ -247,7 +248,8 @@ class ShardTable(Generic[S]):
         passed, shard.log.hint_note = read_passed(shard.log.hint_note()), no_note
         while self.is_current(shard):
             try:
-                return await load_store(shard.log, shard.store, passed)
+                lost = lost_at(self._controller.image.kv, self._topic, shard.index)
+                return await load_store(shard.log, shard.store, passed, lost)
             except CorruptData as error:
                 shard.error = str(error)
                 if shard.phase is not ShardPhase.BROKEN:

@@ -1,6 +1,7 @@
 """What a coordinator keeps of one partition in memory, as the loader and the writer see it.
 
-Entry: `StateStore`; `TransactionalStore` for a partition in which producers have transactions.
+Entry: `StateStore`; `TransactionalStore` for a partition in which producers have transactions, `LossAwareStore` for one
+that gives out numbers.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ class StateStore(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Return figures for the log message that the partition is loaded."""
+        ...
+
+
+@runtime_checkable
+class LossAwareStore(Protocol):
+    """A store to which it matters that records of its partition were lost."""
+
+    def records_lost(self) -> None:
+        """Records may have been lost that followed all that `replay` was told so far."""
         ...
 
 

@@ -29,6 +29,8 @@ LAST_EPOCH_TAG = 10_000
 """Tidelog's: `TxnValue.last_epoch`, int16."""
 NEXT_EPOCH_TAG = 10_001
 """Tidelog's: `TxnValue.next_epoch`, int16."""
+BEHIND_TAG = 10_002
+"""Tidelog's: `TxnValue.is_behind`, without data."""
 NO_PRODUCER_ID = -1
 NO_EPOCH = -1
 NO_TIMESTAMP = -1
@@ -96,6 +98,8 @@ class TxnValue(NamedTuple):
     """The epoch that belongs to `next_producer_id`; -1: 0, as in Kafka's records."""
     unknown_tags: tuple[tuple[int, bytes], ...] = ()
     """Tagged fields that are not known here: numbers, ascending, and data."""
+    is_behind: bool = False
+    """Later records of the id may have been lost: epochs after this one may have been given to clients."""
 
 
 def encode_txn_key(transactional_id: str) -> bytes:
@@ -129,6 +133,8 @@ def encode_txn_value(value: TxnValue) -> bytes:
         tags[LAST_EPOCH_TAG] = _INT16.pack(value.last_epoch)
     if value.next_epoch != NO_EPOCH:
         tags[NEXT_EPOCH_TAG] = _INT16.pack(value.next_epoch)
+    if value.is_behind:
+        tags[BEHIND_TAG] = b""
     parts.append(_varint(len(tags)))
     for tag, data in sorted(tags.items()):
         parts += (_varint(tag), _varint(len(data)), data)
@@ -187,6 +193,7 @@ def parse_txn_value(data: bytes) -> TxnValue:
         client_version=_number(tags, CLIENT_VERSION_TAG, _INT16, 0),
         last_epoch=_number(tags, LAST_EPOCH_TAG, _INT16, NO_EPOCH),
         next_epoch=_number(tags, NEXT_EPOCH_TAG, _INT16, NO_EPOCH),
+        is_behind=tags.pop(BEHIND_TAG, None) is not None,
         unknown_tags=tuple(tags.items()),
     )
 

@@ -27,6 +27,10 @@ with the old pair gets the next one, which nobody else has: so Kafka's clients o
 time-out. A commit with the old pair is refused, as PRODUCER_FENCED.
 InitProducerId with a stale pair is refused before it can abort the transaction of the current one, which Kafka allows.
 
+Losses. A record after which others of the id may have been lost (`is_behind`) has the last epoch that is known, and not
+the last that was given. Clients with later ones may have written to partitions with it: who got the same pair would
+have its records taken for repeats of theirs, and acknowledged. So the next pair has a new producer id.
+
 Time. `now_ms` is the time since the Unix epoch by a clock that does not jump: the wall clock at the start of the shell
 and the monotonic time since. Then a clock that is set while a broker leads ends no transaction. A record that a broker
 with a faster clock wrote may have times in the future; they count as the time of loading, so that such a transaction
@@ -252,7 +256,7 @@ class TransactionalId:
         last_epoch = NO_EPOCH if given is None else given.epoch
         if value.state is TxnState.ONGOING and not request.keep_prepared:
             return self._write(_fenced(value, now_ms, last_epoch), TxnReply(TxnError.CONCURRENT_TRANSACTIONS))
-        next_pair = _successor(_pair(value), fresh_id)
+        next_pair = _successor(value, fresh_id)
         if next_pair is None:
             return NeedsProducerId()
         changed = _with_previous(value, next_pair)._replace(updated_ms=now_ms, last_epoch=last_epoch)
@@ -408,7 +412,7 @@ class TransactionalId:
             client_version=version,
         )
         if version >= EPOCH_BUMP_VERSION:
-            next_pair = _successor(_pair(value), fresh_id)
+            next_pair = _successor(value, fresh_id)
             if next_pair is None:
                 return NeedsProducerId()
             changed = _with_previous(changed, next_pair)._replace(
@@ -538,9 +542,10 @@ def _mismatch(value: TxnValue, producer: ProducerPair) -> TxnError:
     return TxnError.INVALID_PRODUCER_ID_MAPPING
 
 
-def _successor(pair: ProducerPair, fresh_id: int | None) -> ProducerPair | None:
-    """The pair after `pair`; None: that needs a new producer id."""
-    if pair.epoch < EXHAUSTED_EPOCH:
+def _successor(value: TxnValue, fresh_id: int | None) -> ProducerPair | None:
+    """The pair after that of `value`; None: that needs a new producer id."""
+    pair = _pair(value)
+    if pair.epoch < EXHAUSTED_EPOCH and not value.is_behind:
         return ProducerPair(pair.producer_id, pair.epoch + 1)
     return None if fresh_id is None else ProducerPair(fresh_id, 0)
 
@@ -548,7 +553,9 @@ def _successor(pair: ProducerPair, fresh_id: int | None) -> ProducerPair | None:
 def _with_previous(value: TxnValue, next_pair: ProducerPair) -> TxnValue:
     """`value`, which remembers its producer id if the next pair has another one."""
     producer_id = _pair(value).producer_id
-    return value if next_pair.producer_id == producer_id else value._replace(previous_producer_id=producer_id)
+    if next_pair.producer_id == producer_id:
+        return value
+    return value._replace(previous_producer_id=producer_id, is_behind=False)
 
 
 def _end_of_ended(value: TxnValue, commit: bool) -> TxnError:
@@ -568,7 +575,8 @@ def _fenced(value: TxnValue, now_ms: int, last_epoch: int) -> TxnValue:
     if value.next_producer_id != NO_PRODUCER_ID:
         changed = changed._replace(next_epoch=min(_pair(value).epoch + 1, LARGEST_EPOCH))
     exhausted = _pair(changed).epoch >= LARGEST_EPOCH
-    changed = changed._replace(last_epoch=NO_EPOCH if exhausted else last_epoch)
+    is_nobodys = exhausted or value.is_behind
+    changed = changed._replace(last_epoch=NO_EPOCH if is_nobodys else last_epoch)
     return changed if changed.partitions else _completed(changed, now_ms)
 
 

@@ -50,6 +50,11 @@ class TxnStore:
         else:
             self._unknown[key] = value
 
+    def records_lost(self) -> None:
+        """Epochs that came after those that were replayed may have been given to clients: none is given again."""
+        for transactional_id, value in self._replayed.items():
+            self._replayed[transactional_id] = value._replace(is_behind=True)
+
     def finish_loading(self, now: object) -> None:
         """Make the ids after the log was read to its end."""
         for transactional_id, value in self._replayed.items():

@@ -158,6 +158,19 @@ def losses_in(rows: Mapping[str, bytes]) -> list[WalLoss]:
     return [_losses.decode(rows[key]) for key in loss_keys(rows)]
 
 
+def lost_at(rows: Mapping[str, bytes], topic: str, partition: int) -> int:
+    """Return the largest offset from which on records of a partition were given up; -1: no loss names it.
+
+    Raises `msgspec.DecodeError`.
+    """
+    found = -1
+    for loss in losses_in(rows):
+        for one in loss.partitions:
+            if (one.topic, one.partition) == (topic, partition):
+                found = max(found, one.from_offset)
+    return found
+
+
 def is_committed(note: WalNote, committed_offset: int) -> bool:
     """Return whether everything that was acknowledged is in committed objects."""
     return not note.may_grow and note.end_offset <= committed_offset

@@ -164,7 +164,7 @@ def _record_losses(tables: Tables, unsure_wals: Collection[int]) -> None:
         if partition.topic_id in tables.topics:
             owned[partition.replica_set].append(partition)
     for record in list(tables.replica_sets.values()):
-        mine = sorted(owned[record.id], key=lambda one: (one.topic_id, one.index))
+        mine = sorted(owned[record.id], key=lambda one: _place_in_loss(tables, one))
         if has_several(record):
             tables.kv.delete(note_key(record.id))  # it may be of the time when the set had one member
         elif (note := note_in(tables.kv.rows, record.id)) is None:
@@ -175,6 +175,12 @@ def _record_losses(tables: Tables, unsure_wals: Collection[int]) -> None:
             tables.kv.put(note_key(record.id), msgspec.msgpack.encode(grown))
         record_loss(tables, record, mine, LOST)
         tables.kv.delete(note_key(record.id))
+
+
+def _place_in_loss(tables: Tables, partition: PartitionRecord) -> tuple[bool, bytes, int]:
+    """A loss does not name all of very many partitions: those first whose coordinators must know of it."""
+    name = tables.topics.rows[partition.topic_id].name
+    return not name.startswith("__"), partition.topic_id, partition.index
 
 
 def _was_opened(tables: Tables, partition: PartitionRecord) -> bool:

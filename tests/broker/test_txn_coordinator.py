@@ -20,6 +20,7 @@ from tidelog.broker.txn.errors import TxnError
 from tidelog.broker.txn.markers import MarkerSender
 from tidelog.broker.txn.state import InitRequest, ProducerPair, TxnLimits, TxnReply
 from tidelog.broker.txn.store import TxnStore
+from tidelog.controller.model.wal_notes import lost_at
 from tidelog.runtime.errors import NotLeader, Overloaded, Unavailable
 
 LOOPS = VIRTUAL_LOOP
@@ -105,7 +106,8 @@ class TxnWorld:
         self.partitions.logs = {0: again}
         before.close(0)
         note = log.hint_note()
-        await check_passed(again, note, lambda: TxnStore(TxnLimits(), LoopClock().time_ms()))
+        lost = lost_at(self.controller.image.kv, TRANSACTION_TOPIC, 0)
+        await check_passed(again, note, lambda: TxnStore(TxnLimits(), LoopClock().time_ms()), lost)
         if passes_on:
             assert note
             again.hint_note = lambda: note

@@ -25,7 +25,7 @@ from tidelog.runtime.errors import InvalidInput
 INT16 = st.integers(-(1 << 15), (1 << 15) - 1)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
-KNOWN_TAGS = (0, 1, 2, 10_000, 10_001)
+KNOWN_TAGS = (0, 1, 2, 10_000, 10_001, 10_002)
 TAGS = st.dictionaries(
     st.integers(0, (1 << 32) - 1).filter(lambda tag: tag not in KNOWN_TAGS), st.binary(max_size=200), max_size=3
 )
@@ -45,6 +45,7 @@ VALUES = st.builds(
     INT16,
     INT16,
     TAGS.map(lambda tags: tuple(sorted(tags.items()))),
+    st.booleans(),
 )
 EMPTY = TxnValue(7, 3, 60_000, TxnState.EMPTY, updated_ms=0x0102)
 ONGOING = TxnValue(

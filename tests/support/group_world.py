@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tests.support.loops import LoopClock
 from tidelog.batch.batch import BatchHeader, control_epoch, iter_batches, iter_records, parse_header, set_base_offset
 from tidelog.broker.coordinators.handover import read_passed
-from tidelog.broker.coordinators.loader import load_store
+from tidelog.broker.coordinators.loader import NO_LOSS, load_store
 from tidelog.broker.coordinators.store import StateStore, TransactionalStore
 from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
@@ -361,7 +361,7 @@ class Admissions:
         return dict.fromkeys(partitions, code)
 
 
-async def check_passed(log: FakeLog, note: bytes, new_store: Callable[[], StateStore]) -> None:
+async def check_passed(log: FakeLog, note: bytes, new_store: Callable[[], StateStore], lost_at: int = NO_LOSS) -> None:
     """What was passed on (if anything was), with the rest of the log, is what the whole log is."""
     passed = read_passed(note)
     if passed is None:
@@ -370,7 +370,7 @@ async def check_passed(log: FakeLog, note: bytes, new_store: Callable[[], StateS
     found = []
     for each in (passed, None):
         store = new_store()
-        await load_store(log, store, each)  # type: ignore[arg-type]
+        await load_store(log, store, each, lost_at)  # type: ignore[arg-type]
         store.finish_loading(Now(0, 0))
         pending = list(store.pending_records()) if isinstance(store, TransactionalStore) else []
         found.append((sorted(store.live_records()), pending))
