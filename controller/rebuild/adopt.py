@@ -20,7 +20,8 @@ from tidelog.controller.machine.nodes import Kept, keep, recall
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.machine.wal_notes import record_loss
-from tidelog.controller.model.bucket_state import GENERATION_ROW
+from tidelog.controller.model.bucket_state import GENERATION_ROW, generation_of
+from tidelog.controller.model.commands import PRODUCER_ID_BLOCK
 from tidelog.controller.model.levels import LEASES_LEVEL
 from tidelog.controller.model.records import (
     NO_BROKER,
@@ -42,6 +43,8 @@ from tidelog.storage.commits import pack_ranges, unpack_ranges
 
 EPOCH_STEP = 1_000
 """How far epochs go ahead: more elections than there are between two states of the metadata."""
+AGE_STEP_MS = 10_000
+MAX_AGE_STEPS = 1 << 24
 INDEX_STEP = 1 << 20
 OBJECT_STEP = 1 << 32
 STREAM_STEP = 1 << 20
@@ -62,6 +65,8 @@ class Adoption(NamedTuple):
     """The largest id in the bucket."""
     now_ms: int
     """Wall clock, for times that users see."""
+    age_ms: int = 0
+    """How old the state is, by wall clocks."""
     unsure_wals: Collection[int] = ()
     """Replica sets whose WALs may have got records after the state, also if it knows all in them as committed."""
 
@@ -80,16 +85,39 @@ def adopt(old: ControllerState, plan: RebuildPlan, adoption: Adoption) -> Contro
     _record_losses(tables, adoption.unsure_wals)
     tables.commit()
     epochs = {record.id: record.master_epoch for record in tables.replica_sets.values()}
-    _replace_brokers(tables, adoption)
+    steps = _steps(tables, adoption)
+    _replace_brokers(tables, adoption, steps.epoch)
     tables.commit()
-    _place(tables, adoption, epochs)
-    _advance(tables, adoption)
+    _place(tables, adoption, epochs, steps.epoch)
+    _advance(tables, adoption, steps)
     tables.commit()
     tables.settle()
     new = ControllerState()
     new.tables = tables
     new.version = new.applied_index = tables.log_index
     return new
+
+
+class _Steps(NamedTuple):
+    """How far numbers go ahead."""
+
+    lives: int
+    """Clusters that may have begun with this state: this one, and others that left no state that can be read."""
+    epoch: int
+    producer: int
+    lease: int
+
+
+def _steps(tables: Tables, adoption: Adoption) -> _Steps:
+    """A state may be taken several times, also from copies of a backup that know nothing of each other.
+
+    Then what they give out differs as the times do at which they take it: they have less than an election in 10 s, and
+    less than `PRODUCER_ID_BLOCK` producers a second, on average.
+    """
+    lives = max(1, adoption.generation - generation_of(tables.kv.rows))
+    age = min(max(0, adoption.age_ms) // AGE_STEP_MS, MAX_AGE_STEPS)
+    producers = AGE_STEP_MS // 1000 * PRODUCER_ID_BLOCK
+    return _Steps(lives, EPOCH_STEP * lives + age, PRODUCER_STEP * lives + producers * age, LEASE_STEP * lives + age)
 
 
 def _take_chains(tables: Tables, plan: RebuildPlan) -> None:
@@ -188,9 +216,9 @@ def _was_opened(tables: Tables, partition: PartitionRecord) -> bool:
     return stream is not None and stream.epoch >= 0
 
 
-def _replace_brokers(tables: Tables, adoption: Adoption) -> None:
+def _replace_brokers(tables: Tables, adoption: Adoption, step: int) -> None:
     for broker in list(tables.brokers.values()):
-        epoch = broker.registration_epoch + EPOCH_STEP
+        epoch = broker.registration_epoch + step
         if broker.id in adoption.brokers:
             changed = msgspec.structs.replace(broker, alive=False, draining=DrainMode.NONE, registration_epoch=epoch)
             tables.brokers.put(broker.id, changed)
@@ -207,12 +235,12 @@ def _replace_brokers(tables: Tables, adoption: Adoption) -> None:
             tables.replication.put(row.id, left)
     for record in list(tables.replica_sets.values()):
         if record.id in adoption.brokers:
-            tables.replica_sets.put(record.id, _without_master(record))
+            tables.replica_sets.put(record.id, _without_master(record, step))
         else:
             old = tables.brokers.rows.get(record.id)
             epoch = old.registration_epoch if old is not None else recall(tables, record.id).registration_epoch
-            master_epoch, sync_epoch = record.master_epoch + EPOCH_STEP, record.sync_state_set_epoch + EPOCH_STEP
-            keep(tables, record.id, Kept(epoch + EPOCH_STEP, master_epoch, sync_epoch, record.committed_wal_offset))
+            master_epoch, sync_epoch = record.master_epoch + step, record.sync_state_set_epoch + step
+            keep(tables, record.id, Kept(epoch + step, master_epoch, sync_epoch, record.committed_wal_offset))
             tables.replica_sets.delete(record.id)
     for broker_id in sorted(adoption.brokers):
         if tables.replica_sets.get(broker_id) is None:
@@ -222,29 +250,29 @@ def _replace_brokers(tables: Tables, adoption: Adoption) -> None:
                 (broker_id,),
                 (),
                 NO_BROKER,
-                kept.master_epoch + EPOCH_STEP,
+                kept.master_epoch + step,
                 (broker_id,),
-                kept.sync_state_set_epoch + EPOCH_STEP,
+                kept.sync_state_set_epoch + step,
                 kept.committed_wal_offset,
             )
             tables.replica_sets.put(broker_id, fresh)
 
 
-def _without_master(record: ReplicaSetRecord) -> ReplicaSetRecord:
+def _without_master(record: ReplicaSetRecord, step: int) -> ReplicaSetRecord:
     return msgspec.structs.replace(
         record,
         members=(record.id,),
         learners=(),
         master=NO_BROKER,
-        master_epoch=record.master_epoch + EPOCH_STEP,
+        master_epoch=record.master_epoch + step,
         sync_state_set=(record.id,),
-        sync_state_set_epoch=record.sync_state_set_epoch + EPOCH_STEP,
+        sync_state_set_epoch=record.sync_state_set_epoch + step,
         successor=NO_BROKER,
         takeover_since_ms=0,
     )
 
 
-def _place(tables: Tables, adoption: Adoption, old_epochs: dict[int, int]) -> None:
+def _place(tables: Tables, adoption: Adoption, old_epochs: dict[int, int], step: int) -> None:
     """Give the partitions of brokers that will not exist to the others, the one with the fewest first."""
     counts = dict.fromkeys(sorted(adoption.brokers), 0)
     partitions = sorted(tables.partitions.values(), key=lambda one: (one.topic_id, one.index))
@@ -256,7 +284,7 @@ def _place(tables: Tables, adoption: Adoption, old_epochs: dict[int, int]) -> No
         if owner not in counts:
             owner = min(counts, key=lambda broker_id: (counts[broker_id], broker_id))
             counts[owner] += 1
-            base = _leader_epoch(tables, partition, old_epochs) + EPOCH_STEP - _master_epoch(tables, owner)
+            base = _leader_epoch(tables, partition, old_epochs) + step - _master_epoch(tables, owner)
         placed = msgspec.structs.replace(
             partition, replica_set=owner, epoch_base=base, target=NO_REPLICA_SET, moving_since_ms=0
         )
@@ -276,19 +304,19 @@ def _master_epoch(tables: Tables, replica_set_id: int) -> int:
     return record.master_epoch
 
 
-def _advance(tables: Tables, adoption: Adoption) -> None:
+def _advance(tables: Tables, adoption: Adoption, steps: _Steps) -> None:
     """Move the counters ahead, and note whose state this is."""
 
     def ahead(counter: str, at_least: int, step: int) -> None:
         tables.counters.put(counter, max(tables.counters.get(counter) or 0, at_least) + step)
 
     ahead("object", adoption.largest_object + 1, OBJECT_STEP)
-    ahead("stream", STREAMS_PER_PARTITION, STREAM_STEP)
-    ahead("producer", 0, PRODUCER_STEP)
-    ahead("broker", max(adoption.brokers) + 1, EPOCH_STEP)
+    ahead("stream", STREAMS_PER_PARTITION, STREAM_STEP * steps.lives)
+    ahead("producer", 0, steps.producer)
+    ahead("broker", max(adoption.brokers) + 1, EPOCH_STEP * steps.lives)
     tables.kv.put(GENERATION_ROW, b"%d" % adoption.generation)
     row = tables.cluster.get("")
     assert row is not None  # a state is written by an active controller
     if row.level >= LEASES_LEVEL:  # a reader of the old cluster goes on renewing the id that it was given
-        ahead("lease", 1, LEASE_STEP)
+        ahead("lease", 1, steps.lease)
     tables.cluster.put("", msgspec.structs.replace(row, controllers=()))

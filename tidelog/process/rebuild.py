@@ -123,8 +123,8 @@ async def prepare(
     known = {key for key in tables.kv.rows if key.startswith("wal-loss/")}
     now_ms = int(time.time() * 1000)
     largest = max([0, *content.listed])
-    unsure = _unsure_wals(content, of_backup=of_backup)
-    state = adopt(content.state, plan, Adoption(ids, content.generation + 1, largest, now_ms, unsure))
+    unsure, age_ms = _unsure_wals(content, of_backup=of_backup), now_ms - content.base.written_ms
+    state = adopt(content.state, plan, Adoption(ids, content.generation + 1, largest, now_ms, age_ms, unsure))
     lost = [*_not_uploaded(state.tables, known), *lost]
     checked = ControllerState()
     checked.load(state.dump())  # what a controller will do; and the indexes are those of the rows alone
