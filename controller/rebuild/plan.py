@@ -6,7 +6,7 @@ compaction has removed, and continue the chain. Of several chains the one that g
 one with objects of the state, then with larger objects. A chain may begin inside of an object of another one that was
 prepared before it: a compaction that was given up has left that, and the stream was trimmed up to there since.
 
-Entry: `make_plan`, `RebuildPlan`; `find_chain` for one stream.
+Entry: `make_plan`, `RebuildPlan`, `missing_objects`; `find_chain` for one stream.
 """
 
 from __future__ import annotations
@@ -149,10 +149,14 @@ def _walk(begin: int, steps: dict[int, _Step], pieces: list[StreamPiece]) -> lis
     return chain
 
 
-def make_plan(tables: Tables, listed: Mapping[int, int], found: Iterable[FoundObject]) -> RebuildPlan:
+def make_plan(
+    tables: Tables, listed: Mapping[int, int], found: Iterable[FoundObject], *, is_last: bool = False
+) -> RebuildPlan:
     """Compare the state with the bucket.
 
     `listed`: sizes of all objects in the bucket, by id; `found`: those that the state does not name as committed.
+    `is_last`: the cluster changed nothing after the state. Then what is missing was not trimmed: it stays in the
+    metadata, so that only reads of it fail, until it is put back.
     """
     by_id = {each.object_id: each for each in found}
     new: defaultdict[int, list[StreamPiece]] = defaultdict(list)
@@ -163,7 +167,7 @@ def make_plan(tables: Tables, listed: Mapping[int, int], found: Iterable[FoundOb
                 unknown.append(Leftover(stream_id, start, end, each.object_id))
             else:
                 new[stream_id].append(StreamPiece(start, end, each.object_id, False))
-    missing = {row.id for row in tables.objects.values() if row.state == ObjectState.COMMITTED and row.id not in listed}
+    missing = set() if is_last else missing_objects(tables, listed)
     streams: dict[int, StreamChain] = {}
     gaps: list[Leftover] = []
     for stream_id in sorted({*new, *_streams_of(tables, missing), *branches_of(tables, missing)}):
@@ -181,6 +185,11 @@ def make_plan(tables: Tables, listed: Mapping[int, int], found: Iterable[FoundOb
             if piece.end > chain.end
         ]
     return RebuildPlan(streams, by_id, tuple(gaps), tuple(unknown), lost_snapshots(tables, missing))
+
+
+def missing_objects(tables: Tables, listed: Mapping[int, int]) -> set[int]:
+    """Return the ids of the committed objects that are not in the bucket."""
+    return {row.id for row in tables.objects.values() if row.state == ObjectState.COMMITTED and row.id not in listed}
 
 
 def _streams_of(tables: Tables, object_ids: set[int]) -> set[int]:

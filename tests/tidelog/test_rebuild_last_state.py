@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.controller.controller_helpers import Driver
+from tests.tidelog.test_backup_copy import Bucket
 from tidelog.cli.options import load_config
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, owner_key, owner_text, state_key
@@ -78,3 +79,35 @@ async def test_the_metadata_of_a_clean_stop_is_the_last_only_if_nobody_followed(
     assert found.state_is_last == is_last
     assert (found.living_owner == "") == is_last
     assert lost(found) == ([] if is_last else [("not uploaded", "t", 0, -1)])
+
+
+class UploadedCluster(Bucket):
+    """The bucket of a cluster that has uploaded three objects and stopped cleanly."""
+
+    async def stop(self) -> list[str]:
+        """Return the keys of the objects."""
+        uploaded = [await self.upload() for _ in range(3)]
+        self.driver.run(c.NoteWal(0, WalNote("disk", "", self.epoch, 1, 0, False)))
+        state = self.driver.state
+        body = BucketState(CLUSTER, 1, state.applied_index, state.version, 1, 0, True, state.dump())
+        await self.put(state_key(CLUSTER, 1, state.applied_index), [encode_state(body)])
+        return uploaded
+
+
+@pytest.mark.parametrize("what", ["missing", "damaged"])
+async def test_an_object_that_a_foreign_hand_took_costs_nothing_but_its_own_records(what: str, tmp_path: Path) -> None:
+    """What precedes it was given up, and deleted from the bucket; a truncated one was not told at all."""
+    bucket = UploadedCluster()
+    uploaded = await bucket.stop()
+    if what == "missing":
+        await bucket.delete([uploaded[1]])
+    else:
+        await bucket.put(uploaded[1], [(await bucket.get(uploaded[1]))[:100]])
+    config = load_config(None, (), node__data_dir=str(tmp_path)).config
+    prepared = await prepare(config, bucket, 1, CLUSTER)
+    assert prepared.report.objects == 3
+    assert lost(prepared.report) == [(what, "t", 1, 2)]
+    stream = prepared.state.tables.streams.rows[bucket.stream]
+    assert (stream.start_offset, stream.end_offset) == (0, 3)
+    accepted = await prepare(config, bucket, 1, CLUSTER, accept_loss=True)
+    assert lost(accepted.report) == ([("trimmed", "t", 0, 2)] if what == "missing" else [("damaged", "t", 1, 2)])

@@ -25,13 +25,13 @@ import msgspec
 from tidelog.config import Config, Loaded
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import Tables
-from tidelog.controller.model.records import BUCKET_WAL, STREAMS_PER_PARTITION
+from tidelog.controller.model.records import BUCKET_WAL, STREAMS_PER_PARTITION, ObjectState
 from tidelog.controller.model.wal_notes import DATA_STREAM, is_committed, losses_in, note_in
 from tidelog.controller.raft.files import sync_directory
 from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.rebuild.adopt import Adoption, adopt
 from tidelog.controller.rebuild.directory import write_directories
-from tidelog.controller.rebuild.plan import RebuildPlan, make_plan
+from tidelog.controller.rebuild.plan import RebuildPlan, make_plan, missing_objects
 from tidelog.controller.rebuild.source import BucketContent, claim, only_cluster, read_bucket
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
@@ -39,6 +39,8 @@ from tidelog.runtime.errors import ConfigError, InvalidInput, StorageFailed, Una
 from tidelog.storage.bucket.store import ObjectStore
 from tidelog.storage.wal.s3.inspect import inspect_bucket
 
+META_STREAM = 0
+"""The meta stream's place among the streams of a partition."""
 UNFINISHED_FILE = "rebuild-unfinished"
 OWNER_SILENCE = 2
 """Intervals of the owner's sign of life after which the bucket is taken for abandoned."""
@@ -50,7 +52,10 @@ class LostRange(msgspec.Struct, frozen=True):
     what: str
     """`not uploaded`: known or presumed to have been only in a broker's WAL; `after a gap`: in the bucket, in an object
     that does not begin where what is taken ends; `trimmed`: their objects are gone, because they were deleted after the
-    metadata was written, or by a foreign hand; `no topic`: of a stream that the metadata does not know."""
+    metadata was written, or by a foreign hand; `no topic`: of a stream that the metadata does not know; `missing`: in
+    an object that is gone, although the cluster changed nothing after the metadata; `damaged`: in an object that has
+    not its size. The last two stay in the metadata, and are read again when the object is put back. If the object has
+    what a partition must read to open, these are all offsets of the partition."""
     topic: str
     partition: int
     from_offset: int
@@ -108,18 +113,21 @@ async def prepare(
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     of_backup: bool = False,
+    accept_loss: bool = False,
 ) -> Prepared:
     """Read the bucket and compute the new state. Raises `NotFound`, `InvalidInput`, `CorruptData`, `Unavailable`.
 
-    `of_backup`: the bucket is a copy, which has no WAL: what only that had is lost, wherever it was.
+    `of_backup`: the bucket is a copy, which has no WAL: what only that had is lost, wherever it was. `accept_loss`:
+    what is missing is given up, with what precedes it, also if it cannot have been trimmed.
     """
     content = await read_bucket(store, cluster_id or await only_cluster(store), progress)
     tables = content.state.tables
     if not of_backup:
         await _refuse_bucket_wal(store, content)
     ids = broker_ids(config, brokers)
-    plan = make_plan(tables, content.listed, content.found)
-    lost = _left_out(tables, plan)
+    keeps = content.is_last and not accept_loss
+    plan = make_plan(tables, content.listed, content.found, is_last=keeps)
+    lost = [*_unreadable(tables, content, is_last=keeps), *_left_out(tables, plan)]
     known = {key for key in tables.kv.rows if key.startswith("wal-loss/")}
     now_ms = int(time.time() * 1000)
     largest = max([0, *content.listed])
@@ -180,6 +188,28 @@ def _name(tables: Tables, stream_id: int) -> tuple[str, int]:
     key = tables.index.partition_key(stream_id)
     topic = tables.topics.get(key[0]) if key is not None else None
     return (topic.name, key[1]) if topic is not None and key is not None else ("", -1)
+
+
+def _unreadable(tables: Tables, content: BucketContent, *, is_last: bool) -> list[LostRange]:
+    """Return what committed objects have that stay in the metadata, and cannot be read as a whole."""
+    gone = missing_objects(tables, content.listed) if is_last else set()
+    kinds = dict.fromkeys(gone, "missing")
+    for row in tables.objects.values():
+        if row.state == ObjectState.COMMITTED and content.listed.get(row.id, row.size) != row.size:
+            kinds[row.id] = "damaged"
+    found: dict[tuple[int, int], LostRange] = {}
+    for object_id, what in sorted(kinds.items()):
+        for one in tables.objects.rows[object_id].ranges if object_id in tables.index.live_slices else ():
+            place = one.stream_id % STREAMS_PER_PARTITION
+            data_id = one.stream_id - place + DATA_STREAM
+            data, key = tables.streams.get(data_id), (object_id, data_id)
+            start, end = one.start_offset, one.end_offset
+            if place == META_STREAM and data is not None:
+                start, end = data.start_offset, data.end_offset
+            elif place != DATA_STREAM or key in found:
+                continue
+            found[key] = LostRange(what, *_name(tables, data_id), start, end, object_id)
+    return list(found.values())
 
 
 def _left_out(tables: Tables, plan: RebuildPlan) -> list[LostRange]:

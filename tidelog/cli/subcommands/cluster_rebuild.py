@@ -11,7 +11,7 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -38,6 +38,7 @@ SHOWN_LOSSES = 20
 @click.option("--cluster-id", default="", metavar="ID", help="If the bucket holds several clusters.")
 @click.option("--dry-run", is_flag=True, help="Only say what is taken and what is lost.")
 @click.option("--take-over", is_flag=True, help="Although the bucket seems to have a living owner.")
+@click.option("--accept-loss", is_flag=True, help="Give up what is missing, and what precedes it in its partitions.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @format_option
 @config_options
@@ -49,6 +50,7 @@ def rebuild(
     cluster_id: str,
     dry_run: bool,
     take_over: bool,
+    accept_loss: bool,
     yes: bool,
     style: str,
     config_file: Path | None,
@@ -70,7 +72,8 @@ def rebuild(
     check_bucket(loaded)
     require_bucket(loaded)
     os.umask(PRIVATE_UMASK)
-    report = asyncio.run(_rebuild(loaded, brokers, cluster_id, style, dry_run=dry_run, take_over=take_over, yes=yes))
+    choices = _Choices(dry_run, take_over, accept_loss, yes)
+    report = asyncio.run(_rebuild(loaded, brokers, cluster_id, style, choices))
     if not dry_run:
         say_rebuilt(loaded, report, brokers)
 
@@ -95,9 +98,16 @@ def require_bucket(loaded: Loaded) -> None:
         )
 
 
-async def _rebuild(
-    loaded: Loaded, brokers: int, cluster_id: str, style: str, *, dry_run: bool, take_over: bool, yes: bool
-) -> RebuildReport:
+class _Choices(NamedTuple):
+    """What the operator allows."""
+
+    dry_run: bool
+    take_over: bool
+    accept_loss: bool
+    yes: bool
+
+
+async def _rebuild(loaded: Loaded, brokers: int, cluster_id: str, style: str, choices: _Choices) -> RebuildReport:
     from tidelog.process.rebuild import carry_out, check_directory, prepare
     from tidelog.runtime.clock import SystemClock
     from tidelog.storage.bucket.open import open_store
@@ -110,13 +120,14 @@ async def _rebuild(
     try:
         view = store.for_purpose(Purpose.METADATA)
         with ProgressBar("reading", unit="objects") as progress:
-            prepared = await prepare(config, view, brokers, cluster_id, progress.update)
+            told, accepted = progress.update, choices.accept_loss
+            prepared = await prepare(config, view, brokers, cluster_id, told, accept_loss=accepted)
         document = msgspec.to_builtins(prepared.report)
         output.emit(json.dumps(document, indent=2) if style == "json" else render_report(document))
-        if not dry_run:
-            if not yes:
+        if not choices.dry_run:
+            if not choices.yes:
                 click.confirm("Rebuild the cluster so?", abort=True, err=True)
-            await carry_out(loaded, view, prepared, take_over=take_over)
+            await carry_out(loaded, view, prepared, take_over=choices.take_over)
         return prepared.report
     finally:
         await store.close()
