@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.controller.controller_helpers import Driver
 from tests.tidelog.test_backup_copy import Bucket
 from tidelog.cli.options import load_config
+from tidelog.cli.subcommands.cluster_rebuild import render_report
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, owner_key, owner_text, state_key
 from tidelog.controller.model.wal_notes import WalNote
@@ -111,3 +114,25 @@ async def test_an_object_that_a_foreign_hand_took_costs_nothing_but_its_own_reco
     assert (stream.start_offset, stream.end_offset) == (0, 3)
     accepted = await prepare(config, bucket, 1, CLUSTER, accept_loss=True)
     assert lost(accepted.report) == ([("trimmed", "t", 0, 2)] if what == "missing" else [("damaged", "t", 1, 2)])
+
+
+async def test_brokers_that_are_left_out_are_named(tmp_path: Path) -> None:
+    """Their settings go with them, and `--brokers` is 1 unless it is given."""
+    bucket = CommittedCluster()
+    bucket.driver.broker(1)
+    bucket.driver.broker(7)
+    await bucket.write_state(closed=True)
+    found = await report(bucket, tmp_path)
+    assert (found.brokers, found.removed_brokers) == ([1], [0, 7])
+    assert "whose own settings are gone: 0, 7" in render_report(msgspec.to_builtins(found))
+
+
+async def test_an_owner_that_was_seen_later_than_now_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To wait for two minutes, as is advised, does not help then."""
+    bucket = CommittedCluster()
+    await bucket.write_state(closed=False)
+    now = time.time()
+    monkeypatch.setattr("tidelog.process.rebuild.time.time", lambda: now - 3 * 24 * 3600)
+    assert "later than now, by the bucket's clock" in (await report(bucket, tmp_path)).living_owner

@@ -85,6 +85,8 @@ class RebuildReport(msgspec.Struct, frozen=True):
     damaged: list[str]
     living_owner: str
     """Why the bucket seems to have a living owner; empty: it does not."""
+    removed_brokers: list[int] = []
+    """Brokers of the metadata that will not exist: their own settings are gone, and others have their partitions."""
     lost_snapshots: list[str] = []
     """Snapshots of the metadata whose objects are gone: they were deleted after it was written."""
 
@@ -125,6 +127,7 @@ async def prepare(
     if not of_backup:
         await _refuse_bucket_wal(store, content)
     ids = broker_ids(config, brokers)
+    removed = sorted(set(tables.brokers.rows) - set(ids))
     keeps = content.is_last and not accept_loss
     plan = make_plan(tables, content.listed, content.found, is_last=keeps)
     lost = [*_unreadable(tables, content, is_last=keeps), *_left_out(tables, plan)]
@@ -136,7 +139,8 @@ async def prepare(
     lost = [*_not_uploaded(state.tables, known), *lost]
     checked = ControllerState()
     checked.load(state.dump())  # what a controller will do; and the indexes are those of the rows alone
-    return Prepared(_report(config, content, plan, checked, ids, lost, now_ms), checked)
+    report = _report(config, content, plan, checked, ids, lost, now_ms)
+    return Prepared(msgspec.structs.replace(report, removed_brokers=removed), checked)
 
 
 async def _refuse_bucket_wal(store: ObjectStore, content: BucketContent) -> None:
@@ -275,7 +279,10 @@ def _living_owner(config: Config, content: BucketContent, now_ms: int) -> str:
     silence_ms = now_ms - content.owner_seen_ms
     if not content.owner_seen_ms or silence_ms >= OWNER_SILENCE * config.controller.state_interval_ms:
         return ""
-    return f"its owner was seen {max(0, silence_ms) // 1000} s ago, and has not said that it stopped"
+    if silence_ms < 0:
+        ahead = f"its owner was seen {-silence_ms // 1000} s later than now, by the bucket's clock"
+        return f"{ahead}, and has not said that it stopped; one of the two clocks is wrong"
+    return f"its owner was seen {silence_ms // 1000} s ago, and has not said that it stopped"
 
 
 def check_directory(config: Config) -> None:

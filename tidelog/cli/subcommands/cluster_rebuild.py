@@ -148,6 +148,9 @@ def render_report(report: dict[str, Any]) -> str:
     parts = [output.pairs(about)]
     if report["living_owner"]:
         parts.append(f"warning: the bucket seems to be in use: {report['living_owner']}")
+    if report["removed_brokers"]:
+        names = ", ".join(map(str, report["removed_brokers"]))
+        parts.append(f"brokers that will not exist, and whose own settings are gone: {names}")
     if report["lost_snapshots"]:
         parts.append(f"snapshots that were deleted later, and are gone: {', '.join(report['lost_snapshots'])}")
     if report["damaged"]:
