@@ -11,7 +11,7 @@ from tests.support.txn_driver import TIMEOUT_MS, TxnDriver
 from tidelog.broker.coordinators.topic import TRANSACTION_TOPIC
 from tidelog.broker.txn.errors import TxnError
 from tidelog.broker.txn.records import TxnState, TxnValue, encode_txn_value, parse_txn_value
-from tidelog.broker.txn.state import ProducerPair
+from tidelog.broker.txn.state import NO_TIMEOUT_MS, ProducerPair, TxnLimits
 from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model.wal_notes import StakeRange, WalLoss, loss_key, lost_at
 
@@ -91,3 +91,15 @@ def test_where_records_were_lost_last(partition: int, offset: int) -> None:
     ]
     rows = {loss_key(each): msgspec.msgpack.encode(each) for each in losses}
     assert lost_at(rows, "t", partition) == offset
+
+
+def test_a_prepared_transaction_can_be_kept_after_a_loss() -> None:
+    limits = TxnLimits(two_phase_commit=True)
+    prepared = TxnValue(7, 3, NO_TIMEOUT_MS, TxnState.ONGOING, frozenset({("orders", 0)}), 1_000, 1_000, is_behind=True)
+    driver = TxnDriver(prepared, limits)
+    found = driver.init(keep=True, two_phase=True)
+    assert (found.error, found.producer_id, found.epoch) == (TxnError.NONE, driver.next_id, 0)
+    assert (found.ongoing_producer_id, found.ongoing_epoch) == (7, 3)
+    assert driver.state() is TxnState.ONGOING and not driver.value.is_behind
+    again = driver.init(keep=True, two_phase=True)
+    assert (again.producer_id, again.epoch) == (driver.next_id, 1), "this one is known"
