@@ -18,7 +18,16 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from tidelog.batch.codec import Header, Record, RecordScan, decode_records, encode_record, in_int64, scan_records
+from tidelog.batch.codec import (
+    Header,
+    Record,
+    RecordScan,
+    decode_records,
+    encode_record,
+    in_int64,
+    scan_records,
+    scan_times,
+)
 from tidelog.batch.compression import Compression, compress, decompress
 from tidelog.batch.errors import (
     CorruptRecord,
@@ -51,6 +60,7 @@ __all__ = [
     "cut",
     "iter_batches",
     "iter_records",
+    "iter_times",
     "parse_header",
     "rebuild",
     "repack",
@@ -286,7 +296,10 @@ def rebuild(header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms
 
 
 def scan(batch: Buffer, header: BatchHeader, *, max_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES) -> RecordScan:
-    """Return where the records of exactly one batch are, and their keys. Raises as `iter_records` does."""
+    """Return where the records of exactly one batch are, and their keys.
+
+    Raises as `iter_records` does, and `RecordTooLarge` for more records than `MAX_SCANNED` of `tidelog.batch.codec`.
+    """
     data = bytes(decompress(memoryview(batch)[HEADER_BYTES:], header.compression, max_bytes))
     return scan_records(data, header.count, header.last_offset_delta)
 
@@ -359,7 +372,7 @@ def iter_records(
     """Iterate lazily over the decompressed records of exactly one batch, in order, control records included.
 
     Raises `CorruptRecord`, `UnsupportedCompression`, and `RecordTooLarge` if the records decompress to more than
-    `max_bytes`. The CRC is not checked here.
+    `max_bytes`, or have more headers than `MAX_HEADERS` of `tidelog.batch.codec`. The CRC is not checked here.
     """
     header = header or parse_header(batch)
     data = bytes(decompress(memoryview(batch)[HEADER_BYTES:], header.compression, max_bytes))
@@ -367,6 +380,22 @@ def iter_records(
     if not header.is_log_append_time:
         return records
     return (record._replace(timestamp=header.max_timestamp) for record in records)
+
+
+def iter_times(batch: Buffer, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Iterate lazily over `(timestamp, offset)` of the records of exactly one batch, in order, whatever they hold.
+
+    It takes the same few hundred nanoseconds for every record. Raises as `iter_records` does, but malformed keys,
+    values and headers are not noticed.
+    """
+    data = decompress(memoryview(batch)[HEADER_BYTES:], header.compression, DEFAULT_MAX_DECOMPRESSED_BYTES)
+    return _times(scan_times(data, header.count), header)
+
+
+def _times(deltas: Iterator[tuple[int, int]], header: BatchHeader) -> Iterator[tuple[int, int]]:
+    base_timestamp, base_offset, appended = header.base_timestamp, header.base_offset, header.is_log_append_time
+    for timestamp, offset in deltas:
+        yield header.max_timestamp if appended else in_int64(base_timestamp + timestamp), base_offset + offset
 
 
 def build_batch(

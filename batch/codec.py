@@ -4,16 +4,19 @@ A record is, with all numbers zig-zag varints of at most 5 (int32) or 10 (int64)
 `length, attributes (1 byte, 0), timestamp delta (int64), offset delta, key length (-1: null), key, value length
 (-1: null), value, header count, headers`; a header is `key length, key (UTF-8), value length (-1: null), value`.
 
-Invariant: every length in the input is checked against the remaining bytes before it is used.
-Entry: `encode_record`, `decode_records`; `scan_records` for whoever needs keys and places only.
+Invariants: every length in the input is checked against the remaining bytes before it is used; of a batch no more than
+`MAX_HEADERS` headers are looked at, of which a few bytes on the wire may hold millions.
+Entry: `encode_record`, `decode_records`; `scan_records` for whoever needs keys and places only, `scan_times` for
+timestamps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from tidelog.batch.errors import CorruptRecord
+from tidelog.batch.errors import CorruptRecord, RecordTooLarge
+from tidelog.runtime.types import Buffer
 
 Header = tuple[str, bytes | None]
 """Name and value. Bytes of the name that are no UTF-8 are surrogates (`surrogateescape`)."""
@@ -30,6 +33,11 @@ class Record(NamedTuple):
     value: bytes | None
     headers: Sequence[Header] = ()
 
+
+MAX_HEADERS = 1 << 20
+"""Bound of the headers of a batch that is decoded or scanned: a second, and 100 MB for one record that has them all."""
+MAX_SCANNED = 1 << 20
+"""Bound of the records of a batch that is scanned, some 100 bytes each."""
 
 _MASK, _SIGN = (1 << 64) - 1, 1 << 63
 
@@ -102,9 +110,16 @@ def _get_bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
     return data[at:stop], stop
 
 
+def _check_headers(count: int, room: int, left: int) -> int:
+    """Return how many headers a batch may have after `count` ones in `room` bytes."""
+    if count < 0 or count > room // 2:  # a header takes at least two bytes
+        raise CorruptRecord(f"a record cannot have {count} headers in {room} bytes")
+    if count > left:
+        raise RecordTooLarge(f"a batch has more than {MAX_HEADERS} headers")
+    return left - count
+
+
 def _get_headers(data: bytes, at: int, end: int, count: int) -> tuple[tuple[Header, ...], int]:
-    if count < 0 or count > end - at:  # a header takes at least two bytes
-        raise CorruptRecord(f"a record cannot have {count} headers in {end - at} bytes")
     headers: list[Header] = []
     for _ in range(count):
         name, at = _get_bytes(data, at, end)
@@ -115,9 +130,26 @@ def _get_headers(data: bytes, at: int, end: int, count: int) -> tuple[tuple[Head
     return tuple(headers), at
 
 
+def _skip_headers(data: bytes, at: int, end: int, count: int) -> int:
+    """Return where the headers of a record end, without an object for each. Raises as `_get_headers` does."""
+    for _ in range(count):
+        length, at = get_varint(data, at)
+        if length < 0:
+            raise CorruptRecord("a header has no key")
+        value_length, at = get_varint(data, at + length)
+        if value_length > 0:
+            at += value_length
+        if at > end:
+            raise CorruptRecord("a header does not fit its record")
+    return at
+
+
 def decode_records(data: bytes, count: int, base_offset: int, base_timestamp: int) -> Iterator[Record]:
-    """Iterate lazily over the `count` records in `data`, in order. Raises `CorruptRecord` for malformed bytes."""
-    at, size = 0, len(data)
+    """Iterate lazily over the `count` records in `data`, in order.
+
+    Raises `CorruptRecord` for malformed bytes, and `RecordTooLarge` for more than `MAX_HEADERS` headers.
+    """
+    at, size, left = 0, len(data), MAX_HEADERS
     try:
         for _ in range(count):
             length, at = get_varint(data, at)
@@ -131,6 +163,7 @@ def decode_records(data: bytes, count: int, base_offset: int, base_timestamp: in
             headers: tuple[Header, ...] = ()
             header_count, at = get_varint(data, at)
             if header_count:
+                left = _check_headers(header_count, end - at, left)
                 headers, at = _get_headers(data, at, end, header_count)
             if at != end:
                 raise CorruptRecord("a record's length does not match its fields")
@@ -142,6 +175,29 @@ def decode_records(data: bytes, count: int, base_offset: int, base_timestamp: in
         raise CorruptRecord("records end too early") from error
     if at != size:
         raise CorruptRecord(f"{size - at} bytes follow the last record of a batch")
+
+
+def scan_times(data: Buffer, count: int) -> Iterator[tuple[int, int]]:
+    """Iterate lazily over `(timestamp delta, offset delta)` of `count` records, whatever else is in them.
+
+    Raises `CorruptRecord` for malformed bytes in what it reads.
+    """
+    source = cast(bytes, data)  # any buffer will do
+    at, size = 0, len(data)
+    try:
+        for _ in range(count):
+            length, at = get_varint(source, at)
+            end = at + length
+            if length < 6 or end > size:
+                raise CorruptRecord(f"a record of {length} bytes does not fit its batch")
+            timestamp_delta, at = get_varint(source, at + 1)
+            offset_delta, at = get_varint(source, at)
+            if at > end:
+                raise CorruptRecord("a record's length does not match its fields")
+            yield timestamp_delta, offset_delta
+            at = end
+    except IndexError as error:
+        raise CorruptRecord("records end too early") from error
 
 
 class RecordScan(NamedTuple):
@@ -172,9 +228,11 @@ def scan_records(data: bytes, count: int, last_offset_delta: int) -> RecordScan:
     """Scan `count` records, about three times as fast as `decode_records` does it.
 
     Raises `CorruptRecord` for malformed bytes, and if the offset deltas are not strictly increasing, from 0 to
-    `last_offset_delta`.
+    `last_offset_delta`; `RecordTooLarge` for more than `MAX_SCANNED` records or `MAX_HEADERS` headers.
     """
-    at, size, before = 0, len(data), -1
+    if count > MAX_SCANNED:
+        raise RecordTooLarge(f"a batch has {count} records, more than {MAX_SCANNED}")
+    at, size, before, left = 0, len(data), -1, MAX_HEADERS
     starts: list[int] = []
     deltas: list[int] = []
     keys: list[bytes | None] = []
@@ -222,7 +280,8 @@ def scan_records(data: bytes, count: int, last_offset_delta: int) -> RecordScan:
                 raise CorruptRecord("a value does not fit its record")
             if data[at]:
                 header_count, at = get_varint(data, at)
-                _, at = _get_headers(data, at, end, header_count)
+                left = _check_headers(header_count, end - at, left)
+                at = _skip_headers(data, at, end, header_count)
             else:
                 at += 1
             if at != end:

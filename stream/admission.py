@@ -16,7 +16,7 @@ from tidelog.batch.batch import (
     InvalidRecord,
     InvalidTimestamp,
     RecordTooLarge,
-    iter_records,
+    iter_times,
     parse_header,
     repack,
     scan,
@@ -151,7 +151,7 @@ def _with_max_timestamp(batch: memoryview, header: BatchHeader) -> tuple[memoryv
             hint="update the client, or let it send smaller batches",
         )
     try:
-        largest = max(record.timestamp for record in iter_records(batch, header=header))
+        largest = max(timestamp for timestamp, _ in iter_times(batch, header))
     except CorruptRecord as error:
         raise InvalidRecord(f"the timestamps of a record batch cannot be read: {error.message}") from error
     if largest < header.base_timestamp:  # it has wrapped around
