@@ -356,6 +356,50 @@ async def test_back_pressure_that_outlasts_the_request_is_a_storage_error() -> N
         assert world.log("t", 1).log_end_offset == 0
 
 
+class SlowChecks(SystemClock):
+    """A clock by which each append takes a second: it asks for the time of day once."""
+
+    def __init__(self) -> None:
+        self._taken_s = 0.0
+
+    def time_ms(self) -> int:
+        self._taken_s += 1.0
+        return super().time_ms()
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._taken_s
+
+
+async def test_others_are_served_between_batches_that_take_long_to_check() -> None:
+    async with KafkaWorld(clock=SlowChecks()) as world, world.client() as client:
+        await world.topic("t", 3)
+        seen: set[tuple[int, ...]] = set()
+
+        async def watch() -> None:
+            while True:
+                seen.add(tuple(world.log("t", index).log_end_offset for index in range(3)))
+                await asyncio.sleep(0)
+
+        watching = asyncio.ensure_future(watch())
+        client.post(produce_request(9, {"t": {index: batch(b"a") for index in range(3)}}))
+        client.post(produce_request(9, {"t": {2: batch(b"behind")}}))
+        first, second = await client.receive(), await client.receive()
+        watching.cancel()
+        assert [outcome(first, 0, index).error_code for index in range(3)] == [0, 0, 0]
+        assert outcome(second).base_offset == 1
+        assert {(1, 0, 0), (1, 1, 0)} <= seen
+
+
+async def test_what_is_not_checked_in_time_is_a_storage_error() -> None:
+    async with KafkaWorld(clock=SlowChecks()) as world, world.client() as client:
+        await world.topic("t", 3)
+        client.post(produce_request(9, {"t": {index: batch(b"a") for index in range(3)}}, timeout=1))
+        response = await client.receive()
+        codes = [outcome(response, 0, index).error_code for index in range(3)]
+        assert codes[1:] == [56, 56] and "too long to check" in outcome(response, 0, 2).error_message
+        assert world.log("t", 2).log_end_offset == 0
+
+
 async def test_produced_records_are_counted() -> None:
     async with KafkaWorld() as world, world.client() as client:
         await world.topic("t")

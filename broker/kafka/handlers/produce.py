@@ -5,7 +5,8 @@ result is an `Answer`, which is set at the acknowledgement. So the next request 
 this one waits for the disk (see `tidelog.broker.kafka.connection`). Only under back-pressure it is a coroutine, which
 delays the next request: idempotent producers depend on the order. So it is while a partition opens here
 (`tidelog.broker.partitions.openings`): a refusal would let the batches behind it overtake, and lose those of a producer
-that does not retry. The other partitions of the request are appended meanwhile.
+that does not retry. The other partitions of the request are appended meanwhile. And so it is when the batches take long
+to check (keys of compacted topics, another compression): other clients are served between them.
 
 Rules: exactly one batch for a partition; acks 0, 1 and -1 (0: no reply, and an error closes the connection). -1 waits
 for the quorum of the replica set; 1 for the disk of this broker alone, and the record is lost if another broker is
@@ -83,6 +84,10 @@ _CODEC_MASK = 0x07
 _NO_TRANSACTIONS_YET = "transactions are served once all brokers are upgraded: run `tidelog cluster upgrade`"
 _RETRY_PAUSE_S = 0.005
 """Delay between attempts when the storage reports that it is writable but has no room for this batch."""
+_TURN_S = 0.1
+"""Time after which other clients are served between two batches of a request: a batch may take 0.3 s, and a request has
+thousands."""
+_TURN_PAUSE_S = 0.01
 
 
 _Step = tuple[TopicProduceData, PartitionProduceData, PartitionProduceResponse]
@@ -107,6 +112,7 @@ class _Produce:
         "_answer",
         "_appended",
         "_appended_at",
+        "_checking_later_s",
         "_checking_s",
         "_deadline",
         "_deferred",
@@ -120,6 +126,7 @@ class _Produce:
         "_slot",
         "_steps",
         "_transaction",
+        "_turn_is_over",
         "_wal_end",
         "api_version",
         "request",
@@ -148,10 +155,11 @@ class _Produce:
         """The same for each other WAL: a log, and the end of the last batch."""
         self._refused: PartitionLog
         """The log that had no room."""
-        self._failed = self._is_asking = False
+        self._failed = self._is_asking = self._turn_is_over = False
         self._deadline = -1.0
-        self._checking_s = self._appended_at = 0.0
-        """Seconds of checks of large batches; and when all was appended, if that took a wait."""
+        self._checking_s = self._checking_later_s = self._appended_at = 0.0
+        """Seconds of checks of large batches; those of them after a wait; and when all was appended, if that took one.
+        """
         self._answer: Answer[ProduceResponse | None] = Answer()
         self._appended: list[tuple[PartitionLog, AppendResult, int, PartitionProduceResponse]] = []
         """The log, what its append returned, the size of the batch, and where it is answered."""
@@ -177,10 +185,11 @@ class _Produce:
     def append(self) -> bool:
         """Append the pending batches, in order. False if some must wait: call again after `_may_go_on`.
 
-        The storage is at its bound, or (the others are appended then) partitions are opening, or a coordinator must be
-        asked.
+        The storage is at its bound, or the turn is over, or (the others are appended then) partitions are opening, or a
+        coordinator must be asked.
         """
-        steps = self._steps
+        steps, clock = self._steps, self.services.clock
+        turn_end = clock.monotonic() + _TURN_S if len(steps) > 1 else 0.0
         while self._next < len(steps):
             topic, data, outcome = steps[self._next]
             try:
@@ -203,6 +212,9 @@ class _Produce:
                 self.fail_rest(error.code, str(error))
                 return True
             self._next += 1
+            if self._next < len(steps) and clock.monotonic() > turn_end:
+                self._turn_is_over = True
+                return False
         if not self._deferred:
             return True
         self._steps, self._deferred, self._next = self._deferred, [], 0
@@ -435,29 +447,36 @@ class _Produce:
 
     async def wait_and_append(self) -> ProduceResponse | None:
         """Append the pending batches as partitions open and the storage makes room, within the request's time-out."""
-        services = self.services
+        services, checking_s = self.services, self._checking_s
         self._deadline = services.clock.monotonic() + self._remaining_s()
         try:
             async with asyncio.timeout(self._remaining_s()):
                 await self._may_go_on()
                 while not self.append():
-                    await asyncio.sleep(_RETRY_PAUSE_S)
+                    if not self._turn_is_over:
+                        await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._may_go_on()
         except TimeoutError:
             if self._is_asking:
                 self.fail_rest(NOT_ENOUGH_REPLICAS, "the transaction's coordinator has not answered: retry")
             if self._opening is not None:
                 self.fail_rest(NOT_LEADER_OR_FOLLOWER, "the partition is still opening: retry")
+            if self._turn_is_over:
+                self.fail_rest(KAFKA_STORAGE_ERROR, "the batches of the request take too long to check: retry")
             self.fail_rest(KAFKA_STORAGE_ERROR, "the write-ahead log is at its bound: retry")
         except TidelogError as error:
             self.fail_rest(produce_code(error), str(error))
         self._appended_at = services.clock.monotonic()
+        self._checking_later_s = self._checking_s - checking_s
         return await self.answer()
 
     async def _may_go_on(self) -> None:
-        """Wait for what made `append` stop: a coordinator, an opening, or room."""
+        """Wait for what made `append` stop: other clients, a coordinator, an opening, or room."""
         transaction = self._transaction
-        if transaction is not None and transaction.must_ask:
+        if self._turn_is_over:
+            await asyncio.sleep(_TURN_PAUSE_S)
+            self._turn_is_over = False
+        elif transaction is not None and transaction.must_ask:
             self._is_asking = True
             await transaction.ask(self._remaining_s())
             self._is_asking = False
@@ -485,8 +504,8 @@ class _Produce:
         return Timing(
             Stages(
                 check=self._checking_s,
-                append=max(handled_at - started_at - self._checking_s, 0.0),
-                room=max(appended_at - handled_at, 0.0),
+                append=max(handled_at - started_at - self._checking_s + self._checking_later_s, 0.0),
+                room=max(appended_at - handled_at - self._checking_later_s, 0.0),
                 sync=sync,
                 replication=acked_at - appended_at - sync,
             ),
