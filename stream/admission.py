@@ -45,6 +45,10 @@ MAX_RECORDS_SCANNED = 131_072
 """Bound of the records whose keys are looked at, some 0.2 s. A batch of the default `max.message.bytes` has fewer with
 keys, unless it is compressed: then it may have a million."""
 
+MAX_REPACKED_BYTES = 16 << 20
+"""Bound of the records of a batch, decompressed, that is compressed anew, unless the topic takes larger batches: the
+event loop waits for it, with gzip 0.4 s. A batch of the default `max.message.bytes` may have 64 MiB."""
+
 EARLIER_BATCH_S = 10.0
 """How long after its opening, or after it refused a batch for want of room or replicas, a log takes a gap in a
 producer's sequences for a batch that was refused before it."""
@@ -131,7 +135,8 @@ class Admission:
         if self._compacts:
             _require_keys(records, header)
         if self._codec is not None and header.compression != self._codec:
-            records = memoryview(repack(records, self._codec, config.compression_level))
+            bound = max(MAX_REPACKED_BYTES, config.max_message_bytes)
+            records = memoryview(repack(records, self._codec, config.compression_level, max_bytes=bound))
             _require_size(records, config)
             return records, parse_header(records)
         if records.readonly:

@@ -26,6 +26,7 @@ from tidelog.batch.batch import (
 from tidelog.batch.codec import MAX_HEADERS, MAX_SCANNED, put_varint
 from tidelog.batch.compression import compress
 from tidelog.stream import partition_lookup
+from tidelog.stream.admission import MAX_REPACKED_BYTES
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_log import PartitionLog
 
@@ -94,6 +95,22 @@ def test_a_compacted_topic_refuses_a_batch_of_millions_of_headers() -> None:
         assert log.log_end_offset == 0
 
     opened(test, LogConfig(cleanup_policy="compact"))
+
+
+def test_a_topics_own_compression_refuses_a_batch_that_takes_too_long_to_compress_anew() -> None:
+    def of(size: int) -> memoryview:
+        return memoryview(bytearray(build_batch([Record(0, NOW, None, bytes(size))], compression=Compression.ZSTD)))
+
+    def test(log: PartitionLog) -> None:
+        with pytest.raises(RecordTooLarge) as caught:
+            log.append(of(MAX_REPACKED_BYTES + 1))
+        assert caught.value.kafka_code == 10 and log.log_end_offset == 0
+        log.append(of(MAX_REPACKED_BYTES - 100))
+        assert log.log_end_offset == 1
+
+    opened(test, LogConfig(compression_type="lz4"))
+    large = LogConfig(compression_type="lz4", max_message_bytes=2 * MAX_REPACKED_BYTES)
+    opened(lambda log: log.append(of(MAX_REPACKED_BYTES + 1)), large)
 
 
 def test_no_more_records_are_scanned_than_the_bound() -> None:
