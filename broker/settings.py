@@ -154,6 +154,9 @@ class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How long the first rebalance of an empty group waits for more members."""
     max_size: Positive = 2_147_483_647
     """Limit of members in one group."""
+    members_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 268_435_456
+    """Memory for the members of all groups of a broker: their metadata, as long as their sessions, and assignments. At
+    the bound no member joins (COORDINATOR_NOT_AVAILABLE, which clients retry)."""
     offsets_topic_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 16
     """Partitions of `__consumer_offsets`; fixed when the topic is created (Kafka's default is 50)."""
     transaction_topic_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 50

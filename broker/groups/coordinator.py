@@ -27,7 +27,7 @@ from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.coordinators.topic import OFFSETS_CONFIGS, OFFSETS_TOPIC, CoordinatorTopic
 from tidelog.broker.coordinators.writer import OfTransaction, TxnMarker, Write
 from tidelog.broker.groups.errors import GroupError, InvalidGroupId, InvalidGroupRequest
-from tidelog.broker.groups.members import MemberIdentity
+from tidelog.broker.groups.members import MEMBER_BYTES, MemberIdentity, protocols_bytes
 from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult, TxnCommitRequest
 from tidelog.broker.groups.records import (
     MAX_STRING_BYTES,
@@ -165,7 +165,10 @@ class GroupCoordinator:
         return True
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
-        """JoinGroup; returns when the round is over. Raises `InvalidGroupId`, `InvalidGroupRequest`."""
+        """JoinGroup; returns when the round is over.
+
+        Raises `InvalidGroupId`, `InvalidGroupRequest`, and `CoordinatorNotAvailable` if there is no memory for it.
+        """
         _check_id(group_id)
         _check_request(request)
         await self.arrival(group_id)
@@ -173,6 +176,7 @@ class GroupCoordinator:
         low, high = self.settings.min_session_timeout_ms, self.settings.max_session_timeout_ms
         if not low <= request.session_timeout_ms <= high:
             return JoinResult(GroupError.INVALID_SESSION_TIMEOUT, request.identity.member_id)
+        self._require_memory(_growth(shard.store.groups.get(group_id), request))
         group = shard.store.obtain(group_id)
         now = self._table.now()
         result = await self._shards.wait_for(shard, group, lambda waiter: group.join(waiter, request, now))
@@ -181,17 +185,28 @@ class GroupCoordinator:
         return result
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
-        """SyncGroup; returns when the leader's assignment is durable. Raises `InvalidGroupId`."""
+        """SyncGroup; returns when the leader's assignment is durable.
+
+        Raises `InvalidGroupId`, and `CoordinatorNotAvailable` if there is no memory for the assignments.
+        """
         _check_id(group_id)
         await self.arrival(group_id)
         shard = self._shard(group_id)
         group = shard.store.groups.get(group_id)
         if group is None:
             return SyncResult(GroupError.UNKNOWN_MEMBER_ID)
+        if request.assignments:
+            held = sum(len(member.assignment) for member in group.members)
+            self._require_memory(sum(map(len, request.assignments.values())) - held)
         result = await self._shards.wait_for(shard, group, lambda waiter: group.sync(waiter, request))
         assert isinstance(result, SyncResult)
         await self._known(group_id, result.error)
         return result
+
+    def _require_memory(self, more: int) -> None:
+        """Raise `CoordinatorNotAvailable` if the members of all groups may not take so many bytes more."""
+        if more > 0 and self._shards.members_bytes() + more > self.settings.members_max_bytes:
+            raise CoordinatorNotAvailable("the members of all groups take group.members_max_bytes")
 
     def heartbeat(self, group_id: str, identity: MemberIdentity, generation: int) -> GroupError:
         """Heartbeat. Raises `InvalidGroupId`."""
@@ -478,6 +493,16 @@ def _check_id(group_id: str, *, may_be_empty: bool = False) -> None:
         raise InvalidGroupId("the group id is empty")
     if len(group_id.encode()) > MAX_ID_BYTES:
         raise InvalidGroupId(f"the group id is longer than {MAX_ID_BYTES} bytes")
+
+
+def _growth(group: ClassicGroup | None, request: JoinRequest) -> int:
+    """How many bytes more a group's members take with what a request brings."""
+    wanted = MEMBER_BYTES + protocols_bytes(request.protocols)
+    if group is None:
+        return wanted
+    member_id, instance_id = request.identity
+    known = group.members.get(member_id or group.members.static_member_id(instance_id) or "")
+    return wanted if known is None else protocols_bytes(request.protocols) - protocols_bytes(known.protocols)
 
 
 def _check_request(request: JoinRequest) -> None:

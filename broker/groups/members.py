@@ -28,6 +28,11 @@ CONSUMER_PROTOCOL_TYPE = "consumer"
 Protocols = tuple[tuple[str, bytes], ...]
 """`(name, metadata)` in the member's order of preference."""
 
+MEMBER_BYTES = 2048
+"""Memory of a member, or of an assigned id, besides what its client chose."""
+MAX_SUBSCRIBED = 131_072
+"""Topics that are read of all subscriptions of a group, some 0.1 s: a request has room for eight million names."""
+
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
@@ -57,16 +62,34 @@ class Member:
     sync_waiter: int | None = None
     is_new: bool = False
     """The member does not know its member id yet, so it cannot send heartbeats."""
+    counted_bytes: int = 0
+    """What it counts for in `Members.held_bytes`."""
 
     def metadata(self, protocol: str | None) -> bytes:
         """The member's metadata for a protocol; empty if it does not support it."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+    def own_bytes(self) -> int:
+        """The memory that it takes."""
+        texts = _text_bytes(self.member_id) + _text_bytes(self.client_id) + _text_bytes(self.instance_id or "")
+        return MEMBER_BYTES + texts + protocols_bytes(self.protocols) + len(self.assignment)
+
+
+def protocols_bytes(protocols: Protocols) -> int:
+    """The memory that protocols and their metadata take."""
+    return sum(_text_bytes(name) + len(metadata) for name, metadata in protocols)
+
+
+def _text_bytes(text: str) -> int:
+    return 4 * len(text)
 
 
 class Members:
     """The members of one group."""
 
     def __init__(self) -> None:
+        self.held_bytes = 0
+        """Memory of all members and assigned ids."""
         self.leader: str | None = None
         self.pending: set[str] = set()
         """Member ids assigned with MEMBER_ID_REQUIRED whose clients have not rejoined (KIP-394)."""
@@ -90,11 +113,29 @@ class Members:
         """The current member id of a static member."""
         return self._static.get(instance_id) if instance_id is not None else None
 
+    def assign_id(self, member_id: str) -> None:
+        """Note an id that a client was told to join with."""
+        if member_id not in self.pending:
+            self.pending.add(member_id)
+            self.held_bytes += MEMBER_BYTES + _text_bytes(member_id)
+
+    def _forget_id(self, member_id: str) -> None:
+        if member_id in self.pending:
+            self.pending.remove(member_id)
+            self.held_bytes -= MEMBER_BYTES + _text_bytes(member_id)
+
+    def count(self, member: Member) -> None:
+        """Count the memory of a member anew; after each change of its protocols or its assignment."""
+        own = member.own_bytes()
+        self.held_bytes += own - member.counted_bytes
+        member.counted_bytes = own
+
     def add(self, member: Member) -> None:
         """Add a member; the first member becomes the leader."""
         assert member.member_id not in self._members
         self._members[member.member_id] = member
-        self.pending.discard(member.member_id)
+        self._forget_id(member.member_id)
+        self.count(member)
         if member.instance_id is not None:
             assert member.instance_id not in self._static
             self._static[member.instance_id] = member.member_id
@@ -103,10 +144,11 @@ class Members:
 
     def remove(self, member_id: str) -> Member | None:
         """Remove a member. If it was the leader, the member that joined first replaces it."""
-        self.pending.discard(member_id)
+        self._forget_id(member_id)
         member = self._members.pop(member_id, None)
         if member is None:
             return None
+        self.held_bytes -= member.counted_bytes
         if member.instance_id is not None:
             del self._static[member.instance_id]
         if self.leader == member_id:
@@ -122,6 +164,7 @@ class Members:
         member.member_id = new_id
         if self.leader == old_id:
             self.leader = new_id
+        self.count(member)
 
     def check(self, identity: MemberIdentity) -> GroupError:
         """Whether a request comes from a current member, and from the latest owner of its instance id."""
@@ -212,15 +255,20 @@ def generate_member_id(prefix: str, rng: random.Random) -> str:
 
 
 def subscribed_topics(metadata: Sequence[bytes]) -> frozenset[str] | None:
-    """All topics that members of protocol type `consumer` subscribe to; None if a subscription cannot be parsed.
+    """All topics that members of protocol type `consumer` subscribe to; None if a subscription cannot be parsed, or if
+    there are more than `MAX_SUBSCRIBED` in all that differ.
 
     Layout of a subscription (ConsumerProtocolSubscription): version int16, topics (int32 count, then strings of int16
     length), and further fields, which are ignored.
     """
     topics: set[str] = set()
+    left = MAX_SUBSCRIBED
     try:
-        for data in metadata:
+        for data in dict.fromkeys(metadata):
             (count,) = _INT32.unpack_from(data, _INT16.size)
+            left -= max(count, 0)
+            if left < 0:
+                return None
             at = _INT16.size + _INT32.size
             for _ in range(count):
                 (length,) = _INT16.unpack_from(data, at)

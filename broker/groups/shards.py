@@ -101,6 +101,10 @@ class GroupShards:
 
     # --- effects -------------------------------------------------------------------------------------------------
 
+    def members_bytes(self) -> int:
+        """The memory of the members of all groups that are coordinated here."""
+        return sum(shard.store.members_bytes for shard in self.table.all())
+
     def waiting(self) -> int:
         """The number of waiting requests."""
         return len(self._waiting)
@@ -122,6 +126,7 @@ class GroupShards:
     def settle(self, shard: GroupShard, group: ClassicGroup) -> None:
         """After any event: execute the effects and store the group's next deadline."""
         self._carry_out(shard, group)
+        shard.store.count(group)
         shard.store.drop_if_blank(group)
         deadline_ms = group.next_deadline_ms()
         if deadline_ms is None:

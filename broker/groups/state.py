@@ -103,6 +103,8 @@ class ClassicGroup:
         self.members = Members()
         self.durable: GroupValue | None = None
         """The latest durable record of this group; None if there is none."""
+        self.counted_bytes = 0
+        """What its members count for in `GroupStore.members_bytes`."""
         self.subscribed: frozenset[str] | None = frozenset()
         """Topics the members of a `consumer` group subscribe to; None if a subscription cannot be parsed."""
         self._limits = limits
@@ -347,7 +349,7 @@ class ClassicGroup:
         if current is not None:
             self._swap_static(waiter, current, member_id, request, now)
         elif instance_id is None and request.needs_member_id:
-            self.members.pending.add(member_id)
+            self.members.assign_id(member_id)
             self._timers.set(member_id, now.mono_ms + request.session_timeout_ms)
             self._effects.append(Reply(waiter, JoinResult(GroupError.MEMBER_ID_REQUIRED, member_id)))
         else:
@@ -396,6 +398,7 @@ class ClassicGroup:
         member.client_id = request.client_id
         member.client_host = request.client_host
         member.join_waiter = waiter
+        self.members.count(member)
 
     def _swap_static(self, waiter: int, old_id: str, new_id: str, request: JoinRequest, now: Now) -> None:
         """Replace a restarted static member: the new process takes its place, and the old process is fenced."""
@@ -550,6 +553,7 @@ class ClassicGroup:
             return
         for member in self.members:
             member.assignment = write.assignments[member.member_id]
+            self.members.count(member)
         self._enter(GroupState.STABLE, now)
         self._answer_syncs(GroupError.NONE, now)
 
@@ -557,6 +561,7 @@ class ClassicGroup:
         for member in self.members:
             if error is not GroupError.NONE:
                 member.assignment = b""
+                self.members.count(member)
             if member.sync_waiter is not None:
                 result = self._sync_result(member) if error is GroupError.NONE else SyncResult(error)
                 self._effects.append(Reply(member.sync_waiter, result))

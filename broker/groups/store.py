@@ -58,6 +58,8 @@ class GroupStore:
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = OffsetTable()
         self.pending = PendingOffsets()
+        self.members_bytes = 0
+        """Memory of the members of all groups, as of their last `count`."""
         self._limits = limits
         self._rng = rng
         self._replayed: dict[str, GroupValue] = {}
@@ -111,6 +113,12 @@ class GroupStore:
         if group is None:
             group = self.groups[group_id] = ClassicGroup(group_id, self._limits, self._rng)
         return group
+
+    def count(self, group: ClassicGroup) -> None:
+        """Count the memory of a group's members anew."""
+        held = group.members.held_bytes
+        self.members_bytes += held - group.counted_bytes
+        group.counted_bytes = held
 
     def drop_if_blank(self, group: ClassicGroup) -> None:
         """Remove a group without state: a rejected first join must leave nothing behind."""
