@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from tidelog.broker.txn.calls import MarkerParams, TopicPartition
 from tidelog.runtime.errors import Overloaded, TidelogError
+from tidelog.runtime.steps import paced
 from tidelog.runtime.task_errors import as_unavailable
 
 if TYPE_CHECKING:
@@ -47,11 +48,12 @@ class MarkerWriter:
 
     async def write(self, markers: list[MarkerParams]) -> list[list[int]]:
         """Write markers; return a Kafka error code for each partition of each, in order."""
-        codes = await asyncio.gather(
-            *(self._write(marker, partition) for marker in markers for partition in marker.partitions)
-        )
-        left = iter(codes)
-        return [[next(left) for _ in marker.partitions] for marker in markers]
+        writes: list[asyncio.Task[int]] = []
+        async with asyncio.TaskGroup() as group:
+            async for marker, partition in paced([(each, one) for each in markers for one in each.partitions]):
+                writes.append(group.create_task(self._write(marker, partition)))
+        left = iter(writes)
+        return [[next(left).result() for _ in marker.partitions] for marker in markers]
 
     async def _write(self, marker: MarkerParams, partition: TopicPartition) -> int:
         if partition[0] == TRANSACTION_TOPIC:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from tidelog.runtime.errors import InvalidInput, TidelogError
+from tidelog.runtime.steps import ITEMS_A_TURN, paced
 
 NONE = 0
 REQUEST_TIMED_OUT = 7
@@ -69,18 +70,20 @@ async def outcome(work: Awaitable[R], timeout_s: float | None = None) -> ItemOut
         return ItemOutcome(REQUEST_TIMED_OUT, f"not finished within {timeout_s} s; it may still take effect", None)
 
 
-async def each(items: Iterable[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Run `work` on every item, at most `CONCURRENCY` at a time; return the results in the order of the items.
+async def each(items: Iterable[T], work: Callable[[T], Awaitable[R]], concurrency: int = CONCURRENCY) -> list[R]:
+    """Run `work` on every item, at most `concurrency` at a time; return the results in the order of the items.
 
-    There are as many tasks, and not one for each item: a request of megabytes has millions of items.
+    There are as many tasks, and not one for each item: a request has thousands of them. Others run after every
+    `ITEMS_A_TURN` items: most work waits for nothing.
     """
     wanted = list(items)
     results: dict[int, R] = {}
     left = iter(enumerate(wanted))
+    items_a_turn = max(1, ITEMS_A_TURN // concurrency)
 
     async def some() -> None:
-        for at, item in left:
+        async for at, item in paced(left, items_a_turn):
             results[at] = await work(item)
 
-    await asyncio.gather(*(some() for _ in range(min(CONCURRENCY, len(wanted)))))
+    await asyncio.gather(*(some() for _ in range(min(concurrency, len(wanted)))))
     return [results[at] for at in range(len(wanted))]

@@ -17,6 +17,7 @@ from tidelog.broker.kafka.wire.messages.topics import (
 )
 from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import PartitionRecord, TopicRecord
+from tidelog.runtime.steps import paced
 
 MAX_PARTITIONS = 2_000
 """Limit of partitions in one response (Kafka: max.request.partition.size.limit)."""
@@ -42,7 +43,7 @@ async def describe_topic_partitions(
         names = [name for name in names if name >= cursor.topic_name]
     left = max(1, min(request.response_partition_limit, MAX_PARTITIONS))
     topics, next_cursor = [], None
-    for name in names:
+    async for name in paced(names):
         record = image.topic(name)
         if record is None:
             code = UNKNOWN_TOPIC if is_legal_name(name) else INVALID_TOPIC_EXCEPTION

@@ -11,9 +11,8 @@ Entry: `APIS`.
 
 from __future__ import annotations
 
-import asyncio
-
 from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.kafka.handlers.admin_errors import each
 from tidelog.broker.kafka.handlers.transactions import without_transactions
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse, FoundCoordinator
@@ -23,6 +22,8 @@ from tidelog.runtime.errors import TidelogError
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1
 _FIRST_WITH_MANY = 4
+_KEYS_AT_ONCE = 256
+"""Each may wait until its coordinator is known."""
 
 
 async def find_coordinator(context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
@@ -38,7 +39,7 @@ async def find_coordinator(context: RequestContext, request: FindCoordinatorRequ
             port=found.port,
         )
     keys = dict.fromkeys(request.coordinator_keys)
-    coordinators = await asyncio.gather(*(_find(context, key_type, key) for key in keys))
+    coordinators = await each(keys, lambda key: _find(context, key_type, key), _KEYS_AT_ONCE)
     return FindCoordinatorResponse(coordinators=coordinators)
 
 

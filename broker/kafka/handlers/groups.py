@@ -42,6 +42,7 @@ from tidelog.broker.kafka.wire.messages.groups import (
     SyncGroupResponse,
 )
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.steps import paced
 
 _FIRST_LEAVE_OF_MANY = 3
 GROUP_TYPE = "classic"
@@ -154,7 +155,8 @@ async def describe_groups(context: RequestContext, request: DescribeGroupsReques
     A group that is named several times is described once: its members may be long.
     """
     names = dict.fromkeys(request.groups)
-    groups = [_described(context, group_id, request.include_authorized_operations) for group_id in names]
+    tells_operations = request.include_authorized_operations
+    groups = [_described(context, group_id, tells_operations) async for group_id in paced(names)]
     return DescribeGroupsResponse(groups=groups)
 
 
@@ -218,7 +220,7 @@ async def list_groups(context: RequestContext, request: ListGroupsRequest) -> Li
 async def delete_groups(context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     """DeleteGroups v0–v2."""
     results = []
-    for group_id in request.groups_names:
+    async for group_id in paced(request.groups_names):
         try:
             error = int(await context.services.groups.delete_group(group_id))
         except TidelogError as failure:

@@ -12,6 +12,7 @@ from tidelog.broker.kafka.wire.messages.logs import (
     OffsetForLeaderTopicResult,
 )
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.steps import paced
 
 
 async def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
@@ -19,7 +20,7 @@ async def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) 
     topics = []
     for topic in request.topics:
         partitions = []
-        for wanted in topic.partitions:
+        async for wanted in paced(topic.partitions):
             error, epoch, end_offset = 0, -1, -1
             try:
                 log = await when_open(context.services.partitions, topic.topic, wanted.partition)

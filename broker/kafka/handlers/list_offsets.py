@@ -13,9 +13,11 @@ little, and is then answered with OFFSET_NOT_AVAILABLE, before v5 LEADER_NOT_AVA
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.broker.kafka.errors import INVALID_REQUEST, LEADER_NOT_AVAILABLE, UNSUPPORTED_VERSION, fetch_code
+from tidelog.broker.kafka.handlers.admin_errors import each
 from tidelog.broker.kafka.handlers.epochs import check_leader_epoch
 from tidelog.broker.kafka.handlers.when_open import when_open
 from tidelog.broker.kafka.services import RequestContext, serve
@@ -49,6 +51,8 @@ _FIRST_VERSION = {
 }
 _FIRST_WITH_NOT_AVAILABLE = 5
 _READ_COMMITTED = 1
+_PARTITIONS_AT_ONCE = 256
+"""Each may wait until it is open, or has confirmed what it inherited."""
 MAX_LOOKUPS = 32
 """Partitions looked up concurrently for one request: timestamps may have to be read from the bucket."""
 
@@ -145,7 +149,7 @@ async def handle(context: RequestContext, request: ListOffsetsRequest) -> ListOf
 
     topics = []
     for topic in request.topics:
-        partitions = await asyncio.gather(*(answer(topic.name, partition) for partition in topic.partitions))
+        partitions = await each(topic.partitions, functools.partial(answer, topic.name), _PARTITIONS_AT_ONCE)
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=partitions))
     return ListOffsetsResponse(topics=topics)
 

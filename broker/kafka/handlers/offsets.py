@@ -39,6 +39,7 @@ from tidelog.broker.kafka.wire.messages.offsets import (
 )
 from tidelog.broker.partitions.topic_config import INT64_MAX
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.steps import paced
 
 NO_OFFSET = OffsetValue(-1, -1, "", NO_TIMESTAMP)
 """The value for a partition without a committed offset."""
@@ -53,7 +54,7 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
     offsets: list[tuple[OffsetKey, OffsetValue]] = []
     named = with_names(context, request.topics)
     for topic in named:
-        for one in topic.partitions:
+        async for one in paced(topic.partitions):
             at = (topic.name, one.partition_index)
             metadata = one.committed_metadata or ""
             errors[at] = commit_error(context, *at, metadata)
@@ -107,7 +108,7 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
     """
     if context.api_version >= 8:
         groups: dict[str, OffsetFetchResponseGroup] = {}
-        for group in request.groups:
+        async for group in paced(request.groups):
             name = group.group_id
             if name in groups:
                 refused = GroupError.INVALID_REQUEST

@@ -47,6 +47,7 @@ from tidelog.broker.txn.errors import TxnError, told_to_client
 from tidelog.broker.txn.state import STATE_NAMES, ProducerPair, TxnDescription
 from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.steps import paced
 
 INVALID_REGULAR_EXPRESSION = 128
 _FIRST_OF_BROKERS = 4
@@ -236,7 +237,7 @@ async def describe_transactions(
     context: RequestContext, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     """DescribeTransactions v0. One that is named several times is described once: it may have many partitions."""
-    states = [await _describe(context, each) for each in dict.fromkeys(request.transactional_ids)]
+    states = [await _describe(context, each) async for each in paced(dict.fromkeys(request.transactional_ids))]
     return DescribeTransactionsResponse(transaction_states=states)
 
 
