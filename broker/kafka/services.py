@@ -7,6 +7,8 @@ no state of their own.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 import msgspec
 
 from tidelog.broker.kafka.errors import COORDINATOR_NOT_AVAILABLE
+from tidelog.broker.kafka.wire.codec import EncodedBody, encode_body, is_long
+from tidelog.broker.kafka.wire.messages.base import KafkaResponse
 from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.traced import RequestParts
@@ -273,5 +277,22 @@ def serve(
     *,
     sequential: bool = False,
 ) -> ApiHandler:
-    """The handler of an API that takes what the codec of its key decodes."""
+    """The handler of an API that takes what the codec of its key decodes. Of an `async` one, long responses are encoded
+    beside the event loop."""
+    if inspect.iscoroutinefunction(handle):
+        handle = _encoding_long(handle)
     return ApiHandler(request.API_KEY, min_version, max_version, handle, sequential=sequential)
+
+
+def _encoding_long(
+    handle: Callable[[RequestContext, Q], Awaitable[AnyResponse | None]],
+) -> Callable[[RequestContext, Q], Awaitable[AnyResponse | None]]:
+    @functools.wraps(handle)
+    async def handle_and_encode(context: RequestContext, request: Q) -> AnyResponse | None:
+        response = await handle(context, request)
+        if isinstance(response, KafkaResponse) and is_long(response):
+            encode = functools.partial(encode_body, context.api_key, context.api_version, response)
+            return EncodedBody(await asyncio.to_thread(encode))
+        return response
+
+    return handle_and_encode

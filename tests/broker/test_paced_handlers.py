@@ -1,4 +1,4 @@
-"""Requests with thousands of items let others run between them."""
+"""Requests with thousands of items let others run between them, and while the answer is encoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tidelog.broker.kafka.handlers import (
     offsets,
     transactions,
 )
-from tidelog.broker.kafka.services import ApiHandler, RequestContext
+from tidelog.broker.kafka.services import ApiHandler, RequestContext, serve
+from tidelog.broker.kafka.wire.codec import LONG_ELEMENTS, EncodedBody, encode_body, is_long
 from tidelog.broker.kafka.wire.messages import configs as config_messages
 from tidelog.broker.kafka.wire.messages import groups as group_messages
 from tidelog.broker.kafka.wire.messages import logs, topics
@@ -135,3 +136,32 @@ async def test_others_run_while_a_request_with_thousands_of_items_is_handled(api
                 await world.services.groups.arrival(group)
         context = RequestContext(world.services, handler.api_key, version, 1, "test", "127.0.0.1")
         assert await turns_of(handler.handle(context, request)) >= TURNS
+
+
+@pytest.mark.parametrize(("coordinators", "is_encoded"), [(LONG_ELEMENTS + 1, True), (LONG_ELEMENTS, False)])
+async def test_a_long_response_is_encoded_beside_the_event_loop(coordinators: int, is_encoded: bool) -> None:
+    found = group_messages.FoundCoordinator(key="g", node_id=1, host="h", port=9)
+    response = group_messages.FindCoordinatorResponse(coordinators=(found,) * coordinators)
+
+    async def answer(
+        context: RequestContext, request: group_messages.FindCoordinatorRequest
+    ) -> group_messages.FindCoordinatorResponse:
+        return response
+
+    handler = serve(group_messages.FindCoordinatorRequest, 0, 6, answer)
+    async with KafkaWorld(apis=[handler]) as world, world.client() as client:
+        context = RequestContext(world.services, handler.api_key, 4, 1, "test", "127.0.0.1")
+        told: object = await handler.handle(context, group_messages.FindCoordinatorRequest())
+        assert told == (EncodedBody(encode_body(handler.api_key, 4, response)) if is_encoded else response)
+        received = await client.send(handler.api_key, 4, key_type=0, coordinator_keys=("g",))
+        assert [each.port for each in received.coordinators] == [9] * coordinators
+
+
+def test_elements_of_all_levels_make_a_response_long() -> None:
+    def response(topics: int, partitions: int) -> logs.ListOffsetsResponse:
+        partition = logs.ListOffsetsPartitionResponse(partition_index=0, error_code=0, timestamp=0, offset=0)
+        topic = logs.ListOffsetsTopicResponse(name="t", partitions=(partition,) * partitions)
+        return logs.ListOffsetsResponse(topics=(topic,) * topics)
+
+    assert is_long(response(1, LONG_ELEMENTS)) and is_long(response(LONG_ELEMENTS // 2, 2))
+    assert not is_long(response(1, LONG_ELEMENTS - 1)) and not is_long(response(2, 10))

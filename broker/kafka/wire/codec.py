@@ -24,7 +24,7 @@ from kio.index import load_request_schema, load_response_schema
 from tidelog.broker.kafka.errors import MalformedRequest
 from tidelog.broker.kafka.wire import fetch, produce
 from tidelog.broker.kafka.wire.messages import REQUESTS
-from tidelog.broker.kafka.wire.messages.base import KafkaRequest, KafkaResponse
+from tidelog.broker.kafka.wire.messages.base import KafkaRequest, KafkaResponse, Message
 from tidelog.broker.kafka.wire.primitives import DECODE_ERRORS, read_legacy_string, skip_tags
 from tidelog.broker.kafka.wire.reader import request_reader
 from tidelog.broker.kafka.wire.writer import body_writer
@@ -37,6 +37,8 @@ _RESPONSE_HEAD = Struct(">ii")
 _FLEXIBLE_RESPONSE_HEAD = Struct(">iib")
 _SIZE = Struct(">i")
 SIZE_BYTES = 4
+LONG_ELEMENTS = 2048
+"""Each takes some 15 µs to encode."""
 
 
 class RequestHeader(NamedTuple):
@@ -174,6 +176,21 @@ class _GenericCodec:
 def encode_body(api_key: int, version: int, response: KafkaResponse) -> bytes:
     """A response without its header."""
     return body_writer(load_response_schema(api_key, version), type(response))(response)
+
+
+def is_long(response: KafkaResponse) -> bool:
+    """Whether a response has more than `LONG_ELEMENTS` elements: its encoding holds up an event loop for too long."""
+    left, elements = LONG_ELEMENTS, [response]
+    for message in elements:  # which grows
+        for name in message.__struct_fields__:
+            value = getattr(message, name)
+            if isinstance(value, (list, tuple)) and value:
+                left -= len(value)
+                if left < 0:
+                    return True
+                if isinstance(value[0], Message):
+                    elements += value
+    return False
 
 
 @functools.cache
