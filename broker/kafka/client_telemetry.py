@@ -54,6 +54,9 @@ ACCEPTED_CODECS: Final = (Compression.ZSTD, Compression.LZ4, Compression.GZIP, C
 MAX_CLIENTS: Final = 16_384
 MAX_UNPACKED_BYTES: Final = 2 << 20
 """Decoded, tiny elements take some thirty times as much, until the push is answered."""
+MAX_PREFIXES: Final = 1_000
+"""A client that would be told to send the metrics of more prefixes is told to send all: each metric that it pushes is
+compared with all of them."""
 KEPT_INTERVALS: Final = 3
 """A series outlives its last push for so many intervals."""
 OUTCOMES: Final = {
@@ -108,7 +111,8 @@ class TelemetryInstance:
         """Apply the subscriptions that there are now. A client with another one may ask and push at once."""
         matching = [one for one in subscriptions if one.matches(facts)]
         wanted = {metric for one in matching for metric in one.metrics}
-        self.metrics = ("",) if ALL_METRICS in wanted else tuple(sorted(wanted))
+        is_all = ALL_METRICS in wanted or len(wanted) > MAX_PREFIXES
+        self.metrics = ("",) if is_all else tuple(sorted(wanted))
         self.interval_ms = min((one.interval_ms for one in matching), default=DEFAULT_INTERVAL_MS)
         told = ",".join((*self.metrics, str(self.interval_ms))).encode()
         number = int.from_bytes(crc32c.crc32c(told + self.id.bytes).to_bytes(4, "big"), "big", signed=True)

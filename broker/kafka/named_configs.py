@@ -35,6 +35,8 @@ MATCH_KEYS = (
 )
 """What a subscription may select clients by."""
 MAX_PATTERN_CHARS = 200
+MAX_ELEMENTS = 1_000
+"""Elements of a list: every name of a metric that a client pushes is compared with those of `metrics`."""
 
 _INT, _LIST = ConfigType.INT, ConfigType.LIST
 _GROUP_ROWS = (
@@ -133,6 +135,8 @@ def check(image: Image, resource_type: int, name: str, asked: Mapping[str, str |
             raise topic_config.unknown_key(key, about.rows, f"config of a {about.what}")
         if row is not None and value is not None:
             topic_config.parse(row, value, key)
+            if row.type is _LIST and (elements := value.count(",") + 1) > MAX_ELEMENTS:
+                raise ConfigError(f"{key} has {elements} elements; at most {MAX_ELEMENTS} are allowed")
             if key == "match":
                 patterns(value)
         checked[key] = None if value is None else value.strip()

@@ -17,6 +17,7 @@ from tidelog.broker.kafka.apis import all_apis
 from tidelog.broker.kafka.client_telemetry import (
     DEFAULT_INTERVAL_MS,
     MAX_CLIENTS,
+    MAX_PREFIXES,
     MAX_UNPACKED_BYTES,
     ClientTelemetry,
     instance_text,
@@ -221,3 +222,13 @@ def test_the_clients_that_are_remembered_are_bounded() -> None:
         telemetry.subscribe(None, {}, 0.0)
     instances = next(one for one in telemetry.families(0.0) if one.name == "tidelog_client_telemetry_instances")
     assert instances.samples[0].value == MAX_CLIENTS
+
+
+def test_a_client_of_too_many_prefixes_is_told_to_send_all_metrics() -> None:
+    telemetry = Telemetry(subscribed=False)
+    half = MAX_PREFIXES // 2
+    telemetry.subscribe("a", metrics=",".join(f"a{index}" for index in range(half)))
+    telemetry.subscribe("b", metrics=",".join(f"b{index}" for index in range(half)))
+    assert len(telemetry.get().requested_metrics) == MAX_PREFIXES
+    telemetry.subscribe("c", metrics="c")
+    assert list(telemetry.get().requested_metrics) == [""]

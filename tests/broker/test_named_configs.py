@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.broker.test_admin_configs import (
 from tests.support.admin_world import AdminWorld, versions
 from tidelog.broker.kafka.handlers import config_resources, configs
 from tidelog.broker.kafka.loggers import BROKER_LOGGER
-from tidelog.broker.kafka.named_configs import CLIENT_METRICS, GROUP
+from tidelog.broker.kafka.named_configs import CLIENT_METRICS, GROUP, MAX_ELEMENTS
 from tidelog.controller.model.levels import NAMED_CONFIGS_LEVEL
 
 LIST = 74
@@ -213,3 +214,30 @@ def test_every_type_of_resource_is_listed() -> None:
 def test_a_type_that_is_unknown_is_answered_with_35() -> None:
     answer = AdminWorld().call(config_resources.APIS, LIST, 1, resource_types=(TOPIC, 3))
     assert (int(answer.error_code), list(answer.config_resources)) == (35, [])
+
+
+# --- Long lists --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", [SET, APPEND])
+def test_a_subscription_has_no_more_metrics_than_the_bound(operation: int) -> None:
+    world = AdminWorld()
+    names = [f"m{index}" for index in range(MAX_ELEMENTS + 1)]
+    code, message = change(world, CLIENT_METRICS, "s", ("metrics", operation, ",".join(names)))
+    assert code == 40 and "at most 1000" in message
+    assert change(world, CLIENT_METRICS, "s", ("metrics", operation, ",".join(names[1:]))) == (0, "")
+    assert change(world, CLIENT_METRICS, "s", ("metrics", APPEND, "one.more"))[0] == 40
+
+
+def test_long_lists_are_changed_in_time_that_grows_with_their_length() -> None:
+    world = AdminWorld()
+    world.topic("t", 1)
+    key = "leader.replication.throttled.replicas"
+    kept = ",".join(f"{index}:1" for index in range(4_000))
+    others = ",".join(f"{index}:1" for index in range(4_000, 300_000))
+    assert change(world, TOPIC, "t", (key, SET, kept))[0] == 0
+    began = time.process_time()
+    assert change(world, TOPIC, "t", (key, APPEND, others))[0] == 42
+    assert change(world, TOPIC, "t", (key, SUBTRACT, others))[0] == 0
+    assert time.process_time() - began < 5, "a billion comparisons take longer"
+    assert by_name(describe(world, TOPIC, "t"))[key].value == kept
