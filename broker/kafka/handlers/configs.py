@@ -221,9 +221,11 @@ def _apply(
     elements = topic_config.split_list(current.get(config.name, inherited))
     given = topic_config.split_list(config.value or "")
     if operation == APPEND:
-        elements += [element for element in given if element not in elements]
+        present = set(elements)
+        elements += [element for element in given if element not in present]
     else:
-        elements = [element for element in elements if element not in given]
+        gone = set(given)
+        elements = [element for element in elements if element not in gone]
     return ",".join(elements)
 
 
