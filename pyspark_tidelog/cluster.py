@@ -409,6 +409,11 @@ class Cluster:
         known = self._metadata.topics.get(topic)
         return known is not None and bool(known.partitions)
 
+    def has_partition(self, place: Partition) -> bool:
+        """Whether a partition exists, as far as the broker knew that was asked last."""
+        known = self._metadata.topics.get(place[0])
+        return known is not None and place[1] in known.partitions
+
     @property
     def topics(self) -> list[str]:
         """Return the names of all topics that are not internal."""

@@ -47,7 +47,7 @@ LEASE_S = 60.0
 Spark kills the query's Python process when the query ends, so this is also for how long a lease outlives most queries.
 """
 GONE_S = 5.0
-"""A topic that no broker knows for so long does not exist."""
+"""A topic or partition that no broker knows for so long does not exist."""
 LAST_COMMIT_S = 5.0
 """How long the end of a query waits for its last commit to its consumer group."""
 
@@ -127,6 +127,8 @@ class _Query:
         self._new_group = options.kafka.get("group.id") or f"{options.group_prefix}-{secrets.token_hex(6)}"
         self._target: _Ends | None = None
         self._waiting_since_s: float | None = None
+        self._gone: frozenset[str] = frozenset()
+        """What no broker knew for so long that it is not waited for again."""
         self.seen: Position | None = None
         """How far the partitions could be read when they were last asked for."""
 
@@ -193,12 +195,12 @@ class _Query:
             logger.warning("%s", each)
 
     def _ends(self, position: Position | None = None) -> _Ends:
-        """Return the ends of all partitions. A topic that `position` has is given some time to be known again."""
+        """Return the ends of all partitions. What `position` has is given some time to be known again."""
         gone_s = time.monotonic() + GONE_S
 
         def found() -> _Ends:
             self._cluster.refresh()
-            known = self._known(set(position.topics) if position is not None else set(), gone_s)
+            known = self._known(position or Position(), gone_s)
             ids = self._cluster.topic_ids({topic for topic, _ in known})
             ends = self._cluster.offsets({place: LATEST for place in known if place[0] in ids})
             readable = ends if self._options.reads_tail else self._uploaded(ends)
@@ -207,24 +209,38 @@ class _Query:
 
         return retried(found)
 
-    def _known(self, before: set[str], gone_s: float) -> list[Partition]:
-        """Return the partitions that are subscribed to, without the topics of `before` that are gone for good.
+    def _known(self, before: Position, gone_s: float) -> list[Partition]:
+        """Return the partitions that are subscribed to, without those that are gone for good.
 
-        Raises `Unavailable` up to `gone_s`: the broker that was asked may be behind. Raises `NotFound` for topics that
-        were never there.
+        Raises `Unavailable` up to `gone_s`: the broker that was asked may be behind. Raises `NotFound` for what is not
+        in `before` either, unless data may be lost: an earlier micro-batch has told it then.
         """
         options, cluster = self._options, self._cluster
-        wanted = before | set(options.topics) | {topic for topic, _ in options.assigned}
-        missing = sorted(topic for topic in wanted if not cluster.has_topic(topic))
-        if missing and time.monotonic() < gone_s:
-            raise Unavailable(f"no broker knows topic {', '.join(missing)}")
-        if not before.issuperset(missing):
-            raise NotFound(f"there is no topic {', '.join(each for each in missing if each not in before)}")
+        missing = self._missing(before)
+        if missing.keys() - self._gone and time.monotonic() < gone_s:
+            raise Unavailable(f"no broker knows {', '.join(missing)}")
+        never = [each for each, was_there in missing.items() if not was_there]
+        if never and options.fail_on_data_loss:
+            raise NotFound(f"there is no {', '.join(never)}")
+        for each in never:
+            if each not in self._gone:
+                logger.warning("there is no %s: it is read from its start when it is there", each)
+        self._gone = frozenset(missing)
         if options.assigned:
-            return [place for place in options.assigned if cluster.has_topic(place[0])]
+            return [place for place in options.assigned if cluster.has_partition(place)]
         if options.pattern:
             return places(cluster, options)
         return cluster.partitions(topic for topic in options.topics if cluster.has_topic(topic))
+
+    def _missing(self, before: Position) -> dict[str, bool]:
+        """Return what no broker knows of what was read or is subscribed to, and whether it is in `before`."""
+        options, cluster = self._options, self._cluster
+        topics = {*before.topics, *options.topics, *(topic for topic, _ in options.assigned)}
+        found = {f"topic {each}": each in before.topics for each in sorted(topics) if not cluster.has_topic(each)}
+        for topic, index in options.assigned:
+            if cluster.has_topic(topic) and not cluster.has_partition((topic, index)):
+                found[f"partition {topic}-{index}"] = (topic, index) in before.offsets
+        return found
 
     def _uploaded(self, ends: Mapping[Partition, int]) -> dict[Partition, int]:
         """Return how far partitions are in the bucket."""

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from pyspark_tidelog import TidelogSource
+from pyspark_tidelog import TidelogSource, stream
 from pyspark_tidelog.reading import DataLoss
 from tests.e2e.backends import create_topic
 from tests.pyspark_tidelog.harness import FLAGS, Row, World, expected, rows_of_batch
@@ -297,6 +297,40 @@ def test_a_topic_that_was_created_again_is_data_loss(world: World, query: Any) -
     careless = query(before.at, subscribe="twice", failOnDataLoss="false")
     assert careless.rows(start, before.at) == []
     assert careless.batch() == rows_of("twice", 0, 0, 30)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_query_that_may_lose_data_goes_on_without_what_is_gone_for_good(
+    world: World, query: Any, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """`ends`: with the trigger `availableNow`."""
+    monkeypatch.setattr(stream, "GONE_S", 1.0)
+    stays, goes, shrinks = f"stays-{ends}", f"goes-{ends}", f"shrinks-{ends}"
+    for topic, partitions in ((stays, 1), (goes, 1), (shrinks, 2)):
+        create_topic(world.bootstrap, topic, partitions)
+    named = {"subscribe": f"{stays},{goes}"}, {"assign": json.dumps({stays: [0], shrinks: [0, 1]})}
+    before = [query(startingOffsets="earliest", **each) for each in named]
+    for each in before:
+        each.stop()
+    world.cli("topic", "delete", goes, "--yes")
+    world.cli("topic", "delete", shrinks, "--yes")
+    create_topic(world.bootstrap, shrinks, 1)
+    for each, options, problem in zip(before, named, (goes, rf"{shrinks}(-1| was deleted and created)"), strict=True):
+        with pytest.raises(NotFound, match=problem):
+            query(each.at, **options).end()
+    careless = [query(each.at, failOnDataLoss="false", **how) for each, how in zip(before, named, strict=True)]
+    for number in range(2):
+        world.produce(stays, 0, 10 * number, 10)
+        for each in careless:
+            if ends:
+                each.reader.prepareForTriggerAvailableNow()
+            assert each.batch() == rows_of(stays, 0, 10 * number, 10)
+    create_topic(world.bootstrap, goes, 1)
+    world.produce(goes, 0, 0, 5)
+    if ends:
+        careless[0].reader.prepareForTriggerAvailableNow()
+    assert careless[0].batch() == rows_of(goes, 0, 0, 5), "it is there again"
 
 
 @pytest.mark.long
