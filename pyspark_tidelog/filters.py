@@ -71,7 +71,7 @@ def _with(found: Pruning, one: Filter) -> tuple[Pruning, bool]:
         return _with_offset(found, one)
     if name == "timestamp" and isinstance(one, GreaterThan | GreaterThanOrEqual | EqualTo):
         at = _as_ms(one.value)
-        if at is not None:
+        if at is not None and at >= 0:  # brokers are not asked for one before 1970, which records may have
             return _replaced(found, since_ms=max(at, found.since_ms if found.since_ms is not None else at)), False
     return found, False
 

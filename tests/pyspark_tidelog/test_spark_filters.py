@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
 from pyspark.sql.datasource import (
     EqualTo,
     GreaterThan,
@@ -40,6 +41,13 @@ def test_a_timestamp_moves_the_start_and_is_left_to_spark_as_well() -> None:
     found, left = prune(given)
     assert left == given
     assert found.since_ms == 1_767_323_045_678, "rounded down"
+
+
+@pytest.mark.parametrize("kind", [EqualTo, GreaterThan, GreaterThanOrEqual])
+def test_a_timestamp_before_1970_leaves_out_nothing(kind: type[EqualTo]) -> None:
+    """Records may have such timestamps, -1 above all, and an offset cannot be asked for by one."""
+    given = [kind(("timestamp",), datetime(1969, 12, 31, 23, 59, 59, 995_000, tzinfo=UTC))]
+    assert prune(given) == (Pruning(), given)
 
 
 def test_all_else_is_left_to_spark() -> None:
