@@ -42,6 +42,9 @@ _COLUMNS: dict[str, tuple[DataType, pa.DataType]] = {
 """Names and nullability as Spark has them: it compares."""
 COLUMNS = tuple(name for name in _COLUMNS if name != HEADERS)
 """Those of a read that asks for nothing else."""
+LAST_MS = ((1 << 63) - 1) // 1_000
+"""The last timestamp that Spark can hold, in January of 294247; a later one of a record is told as this, and one before
+its negative as that. Spark counts microseconds in 64 bits, and Kafka milliseconds."""
 
 
 def column_names(*, include_headers: bool) -> tuple[str, ...]:

@@ -23,10 +23,10 @@ import pyarrow as pa
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pyspark_tidelog.columns import COLUMNS, HEADERS, arrow_schema
+from pyspark_tidelog.columns import COLUMNS, HEADERS, LAST_MS, arrow_schema
 from tidelog.batch.batch import DEFAULT_MAX_DECOMPRESSED_BYTES, HEADER_BYTES, BatchHeader, check_crc, iter_batches
 from tidelog.batch.compression import decompress
-from tidelog.batch.errors import CorruptRecord
+from tidelog.batch.errors import CorruptRecord, RecordTooLarge, UnsupportedCompression
 from tidelog.runtime.types import Buffer
 
 ROWS = 100_000
@@ -187,12 +187,16 @@ def scan_batch(header: BatchHeader, batch: memoryview, place: str = "") -> tuple
 
     Raises `CorruptRecord`, `UnsupportedCompression`, `RecordTooLarge`.
     """
-    raw = decompress(batch[HEADER_BYTES:], header.compression, DEFAULT_MAX_DECOMPRESSED_BYTES)
+    where = f"{place}batch {header.base_offset}"
+    try:
+        raw = decompress(batch[HEADER_BYTES:], header.compression, DEFAULT_MAX_DECOMPRESSED_BYTES)
+    except (CorruptRecord, RecordTooLarge, UnsupportedCompression) as error:
+        raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
     data = np.frombuffer(raw, np.uint8)
     if not 0 <= header.count <= len(data) // MIN_RECORD_BYTES:
-        raise CorruptRecord(f"{place}batch {header.base_offset} has {header.count} records in {len(data)} bytes")
+        raise CorruptRecord(f"{where} has {header.count} records in {len(data)} bytes")
     fields = np.empty((header.count, 9), np.int64)
-    _check(_scan(data, header.count, fields), f"{place}batch {header.base_offset}")
+    _check(_scan(data, header.count, fields), where)
     return data, fields
 
 
@@ -376,7 +380,7 @@ class RecordDecoder:
         if field.name == "offset":
             return pa.array(np.concatenate(self._offsets))
         if field.name == "timestamp":
-            return pa.array(np.concatenate(self._timestamps) * 1_000).cast(field.type)
+            return pa.array(np.concatenate(self._timestamps).clip(-LAST_MS, LAST_MS) * 1_000).cast(field.type)
         assert field.name == "timestampType", field.name
         return pa.array(np.concatenate([np.full(count, kind, np.int32) for kind, count in self._types]))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_tidelog.columns import HEADERS, arrow_schema, column_names
+from pyspark_tidelog.columns import HEADERS, LAST_MS, arrow_schema, column_names
 from tidelog.runtime.errors import Unavailable
 
 ROWS = 10_000
@@ -53,7 +53,7 @@ class RowCollector:
             message.topic(),
             message.partition(),
             message.offset(),
-            timestamp_ms * 1_000,
+            min(max(timestamp_ms, -LAST_MS), LAST_MS) * 1_000,
             int(kind == TIMESTAMP_LOG_APPEND_TIME),
         )
         if self._include_headers:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_tidelog.columns import arrow_schema, column_names, spark_schema
+from pyspark_tidelog.columns import LAST_MS, arrow_schema, column_names, spark_schema
 from pyspark_tidelog.decode import ROWS, RecordDecoder
+from pyspark_tidelog.rows import RowCollector
+from tests.pyspark_tidelog.test_spark_tail_rows import TailMessage
 from tidelog.batch.batch import (
     HEADER_BYTES,
     ControlType,
@@ -25,7 +28,7 @@ from tidelog.batch.batch import (
 )
 from tidelog.batch.checksum import BATCH_CRC_AT, BATCH_CRC_FROM
 from tidelog.batch.codec import Record
-from tidelog.batch.errors import CorruptRecord
+from tidelog.batch.errors import CorruptRecord, RecordTooLarge
 
 BYTES = st.none() | st.binary(max_size=40)
 RECORDS = st.lists(
@@ -114,6 +117,29 @@ def test_timestamps_are_the_records_own_or_those_of_the_log() -> None:
     found = rows(decoder)
     assert [round(each["timestamp"].timestamp() * 1_000) for each in found] == [1_000, 3_500, -1, 9_000, 9_000, 9_000]
     assert [each["timestampType"] for each in found] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("given", "found"), [(1 << 60, LAST_MS), (-(1 << 60), -LAST_MS)])
+def test_a_timestamp_that_spark_cannot_hold_is_the_last_or_first_that_it_can(given: int, found: int) -> None:
+    decoder, tail = RecordDecoder("t", 0, ["timestamp"]), RowCollector(["timestamp"])
+    decoder.add(build_batch([Record(0, given, None, b"a"), Record(0, 1, None, b"b")]), 0, 100)
+    for batch, expected in ((decoder.take(), [found, 1]), (_tail(tail, given), [found])):
+        assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [each * 1_000 for each in expected]
+
+
+def _tail(rows: RowCollector, timestamp_ms: int) -> pa.RecordBatch:
+    class Message(TailMessage):
+        def timestamp(self) -> tuple[int, int]:
+            return 1, timestamp_ms
+
+    rows.add(Message(None, b"v", None))
+    return rows.take()
+
+
+def test_a_batch_that_decompresses_to_too_much_is_told_with_its_place() -> None:
+    batch = build_batch([Record(0, 5, None, bytes(33 << 20))] * 2, base_offset=8, compression=1)
+    with pytest.raises(RecordTooLarge, match=r"t-3: batch 8: a batch decompresses to more than 67108864 bytes"):
+        RecordDecoder("t", 3).add(batch, 0, 100)
 
 
 def test_control_batches_have_no_rows_and_are_passed() -> None:
