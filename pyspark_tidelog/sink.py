@@ -48,6 +48,11 @@ BEGIN_S = 120.0
 """How long a transaction waits for brokers that are away before it begins, as in a failover (rule 11)."""
 DRAIN_S = 5.0
 """After a failure: the time for what is in the queue to be written or to fail as well, and to be told."""
+REFUSED: Mapping[int, tuple[str, str]] = {
+    32: ("timestamp", "message.timestamp.after.max.ms and message.timestamp.before.max.ms of the topic bound it"),
+    87: ("record", "a topic with cleanup.policy=compact takes no record without a key"),
+}
+"""What brokers refuse in a batch, by Kafka's code (INVALID_TIMESTAMP, INVALID_RECORD), and what to do."""
 _UNSET = -1
 """librdkafka's RD_KAFKA_PARTITION_UA: the partitioner chooses."""
 
@@ -451,6 +456,8 @@ def explained(error: KafkaError) -> tuple[str, str | None, bool]:
         return "there is no such topic", "create it: tidelog topic create NAME", True
     if code == KafkaError._UNKNOWN_PARTITION:
         return "there is no such partition", "tidelog topic describe NAME shows those there are", True
+    if code in REFUSED:
+        return f"the batch it is in has a {REFUSED[code][0]} that the topic refuses ({text})", REFUSED[code][1], True
     if code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
         return f"not authorized ({text})", None, True
     if code == KafkaError.TOPIC_EXCEPTION:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark_tidelog.sink import REFUSED
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ MAX_RECORD_BYTES = 100_000_000
 """Larger than what any broker accepts: the target's max.message.bytes decides."""
 QUEUE_KIB = 64 << 10
 DRAIN_S = 5.0
-_TOO_LARGE = 10
-"""Kafka's code of a record that is too large."""
+_REFUSALS = {10: "see max.message.bytes of the target", **{code: hint for code, (_, hint) in REFUSED.items()}}
+"""By Kafka's code: what is to be done about a record that the target never takes."""
 GONE_S = 5.0
 """So long a partition has to be absent from the metadata to be taken for deleted."""
 ACKNOWLEDGED_S = 300.0
@@ -367,8 +368,8 @@ class OrderedWriter:
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
             what = f"{self._copy.place}: the record for offset {self._acknowledged} was not written: {error.str()}"
-            if error.code() == _TOO_LARGE:
-                told: TidelogError = InvalidInput(what, hint="see max.message.bytes of the target")
+            if error.code() in _REFUSALS:
+                told: TidelogError = InvalidInput(what, hint=_REFUSALS[error.code()])
             else:
                 told = Unavailable(what, hint="run it again: it goes on where it ended")
             self._problem = self._problem or told

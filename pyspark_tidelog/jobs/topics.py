@@ -15,7 +15,13 @@ from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput, Not
 _T = TypeVar("_T")
 CONNECT_S = 10.0
 ANSWER_S = 30.0
-COPIED_CONFIGS = ("retention.ms", "retention.bytes", "max.message.bytes")
+COPIED_CONFIGS = (
+    "retention.ms",
+    "retention.bytes",
+    "max.message.bytes",
+    "message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms",
+)
 """What a topic that a job makes takes over from its source, where it was set there."""
 DEFAULT_MAX_BYTES = 1_048_588
 """Kafka's max.message.bytes, for a broker that tells none."""

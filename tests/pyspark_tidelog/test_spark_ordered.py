@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark_tidelog.columns import arrow_schema, column_names
 from pyspark_tidelog.jobs.kafka_range import read_range
 from pyspark_tidelog.jobs.ordered import FILLER, CopiedPartition, PartitionCopy, Source, copy_partition
+from pyspark_tidelog.jobs.topics import TopicAdmin, prepare_copy
 from pyspark_tidelog.reading import DataLoss
 from tests.e2e.backends import create_topic
 from tests.support.cluster_process import UpCluster, up_cluster
@@ -237,6 +238,32 @@ def test_a_record_that_is_too_large_is_named_and_nothing_follows_it(bootstrap: s
     told = refused(copying(bootstrap, "small", 4), source(rows, at_once=1))
     assert "was not written" in told and "too large" in told and "max.message.bytes" in told
     assert [each[0] for each in read(bootstrap, "small")] in ([], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "configs", "told"),
+    [
+        ({"timestamp": 4_000_000_000_000_000}, {}, "message.timestamp.after.max.ms"),
+        ({"key": None}, {"cleanup.policy": "compact"}, "compact"),
+    ],
+)
+def test_a_record_that_the_target_never_takes_is_no_reason_to_run_again(
+    bootstrap: str, changes: Row, configs: dict[str, str], told: str
+) -> None:
+    name = f"strict-{told}"
+    create_topic(bootstrap, name, 1, **configs)
+    error = refused(copying(bootstrap, name, 1), source([row(0, **changes)]))
+    assert "the record for offset 0 was not written" in error
+    assert told in error and "run it again" not in error
+
+
+def test_a_topic_that_is_made_for_a_copy_takes_the_timestamps_that_the_source_took(bootstrap: str) -> None:
+    create_topic(bootstrap, "future", 1, **{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+    topics = TopicAdmin({"bootstrap.servers": bootstrap})
+    prepare_copy(topics, "of-future", (1, 1), topics.configs("future"), "future")
+    late = [row(0, timestamp=4_000_000_000_000_000)]
+    assert copy_partition(copying(bootstrap, "of-future", 1), source(late)).copied == 1
+    assert read(bootstrap, "of-future") == as_read(late)
 
 
 def test_a_timestamp_of_zero_is_counted(bootstrap: str, topic: str) -> None:

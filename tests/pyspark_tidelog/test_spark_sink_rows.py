@@ -173,6 +173,8 @@ def test_a_task_without_rows_needs_no_broker() -> None:
         (KafkaError.MSG_SIZE_TOO_LARGE, "too large", True),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, "no such topic", True),
         (KafkaError.NOT_ENOUGH_REPLICAS, "replicas", False),
+        (KafkaError.INVALID_TIMESTAMP, "timestamp that the topic refuses", True),
+        (KafkaError.INVALID_RECORD, "record that the topic refuses", True),
     ],
 )
 def test_errors_say_what_was_wrong_and_whether_another_attempt_may_help(code: int, told: str, is_rows: bool) -> None:
