@@ -164,11 +164,19 @@ def _read(spark: SparkSession, options: LoadOptions, paths: Sequence[str]) -> Da
         schema = known if _CORRUPT in known.fieldNames() else known.add(_CORRUPT, "string")
         if kind == "json" and "_corrupt_record" in schema.fieldNames():  # Spark's inference has seen one
             schema = type(schema)([each for each in schema.fields if each.name != "_corrupt_record"])
+        if schema.fieldNames() == [_CORRUPT]:
+            raise InvalidInput(f"{', '.join(paths)} has no column: is there any row?", hint="see --input, --read")
         reader = reader.schema(schema).options(mode="PERMISSIVE", columnNameOfCorruptRecord=_CORRUPT)
         return reader.format(kind).load(list(paths)).withColumn(_FILE, f.col("_metadata.file_path"))
     except AnalysisException as error:
         told = str(error).splitlines()[0]
         raise InvalidInput(f"Spark cannot read {', '.join(paths)}: {told}", hint="see --input, --read") from error
+
+
+def _of(rows: DataFrame, name: str) -> Column:
+    """Return a column by its name, which may have dots and backticks."""
+    quoted = name.replace("`", "``")
+    return rows[f"`{quoted}`"]
 
 
 def _columns(rows: DataFrame) -> list[str]:
@@ -190,14 +198,14 @@ def _record(rows: DataFrame, options: LoadOptions) -> list[Column]:
     from pyspark.sql import functions as f
 
     if options.value == JSON:
-        whole = f.struct(*[rows[f"`{name}`"] for name in _columns(rows)])
+        whole = f.struct(*[_of(rows, name) for name in _columns(rows)])
         found = [f.to_json(whole, {**_FORMATS, "ignoreNullFields": "false"}).alias("value")]
     else:
         found = [_as_bytes(rows, options.value).alias("value")]
     if options.key:
         found.append(_as_bytes(rows, options.key).alias("key"))
     if options.timestamp:
-        found.append(rows[f"`{options.timestamp}`"].cast("timestamp").alias("timestamp"))
+        found.append(_of(rows, options.timestamp).cast("timestamp").alias("timestamp"))
     return found
 
 
@@ -206,7 +214,7 @@ def _as_bytes(rows: DataFrame, name: str) -> Column:
     from pyspark.sql import functions as f
 
     kind = rows.schema[name].dataType.typeName()
-    column = rows[f"`{name}`"]
+    column = _of(rows, name)
     if kind in ("binary", "string"):
         return column
     return f.to_json(column, _FORMATS) if kind in ("struct", "array", "map") else column.cast("string")
@@ -225,10 +233,13 @@ def _problem(rows: DataFrame, options: LoadOptions) -> Column:
         f.concat(f.lit("it has "), size.cast("string"), f.lit(f" bytes; the topic's max.message.bytes is {bound}")),
     )
     if options.timestamp:
-        given = rows[f"`{options.timestamp}`"]
+        given = _of(rows, options.timestamp)
         is_none = given.isNotNull() & given.try_cast("timestamp").isNull()
         text = f.concat(f.lit("its timestamp is "), f.substring(given.cast("string"), 1, 80))
-        told = f.when(is_none, text).otherwise(told)
+        first, last = topics.timestamps(options.topic)
+        is_refused = ~f.unix_millis(given.try_cast("timestamp")).between(first, last)
+        why = f.concat(text, f.lit(", beyond the topic's message.timestamp.after.max.ms or before.max.ms"))
+        told = f.when(is_none, text).when(is_refused, why).otherwise(told)
     if _CORRUPT in rows.columns:
         corrupt = rows[_CORRUPT]
         text = f.concat(f.lit("it is malformed: "), f.substring(corrupt, 1, 80))
@@ -243,7 +254,7 @@ def _check_rows(
     from pyspark.sql import functions as f
 
     # All columns are used, for Spark parses only what is: a row is malformed in what is not looked at, too.
-    whole = f.count(f.struct(*[checked[f"`{name}`"] for name in checked.columns]))
+    whole = f.count(f.struct(*[_of(checked, name) for name in checked.columns]))
     (found,) = checked.agg(whole.alias("rows"), f.count(_PROBLEM).alias("bad")).collect()
     if not found["bad"]:
         return int(found["rows"])

@@ -5,6 +5,7 @@ Entry: `TopicAdmin`, `client_settings`, `sink_options`, `prepare_copy`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ DEFAULT_MAX_BYTES = 1_048_588
 BATCH_BYTES = 1_000_000
 """librdkafka's batch.size, where a topic accepts that."""
 _TIMESTAMP_TYPE = "message.timestamp.type"
+_ANY_MS = (1 << 63) - 1
 
 
 class TopicAdmin:
@@ -82,6 +84,15 @@ class TopicAdmin:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         future = self._admin.describe_configs([resource], request_timeout=ANSWER_S)[resource]
         return dict(self._wait(future, f"the configs of topic {topic} are not known"))
+
+    def timestamps(self, topic: str) -> tuple[int, int]:
+        """Return the first and last timestamp (ms) that a topic takes now. Raises `Unavailable`."""
+        told, now_ms = self._describe(topic), int(time.time() * 1000)
+        if told.get(_TIMESTAMP_TYPE) is not None and told[_TIMESTAMP_TYPE].value == "LogAppendTime":
+            return -_ANY_MS, _ANY_MS  # it replaces them
+        before, after = (told.get(f"message.timestamp.{side}.max.ms") for side in ("before", "after"))
+        first = now_ms - int(before.value) if before is not None else -_ANY_MS
+        return first, min(now_ms + int(after.value), _ANY_MS) if after is not None else _ANY_MS
 
     def check_timestamps(self, topic: str) -> None:
         """Raise `InvalidInput` if a topic replaces timestamps by the time of the append."""

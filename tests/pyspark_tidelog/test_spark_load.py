@@ -142,6 +142,34 @@ def test_a_timestamp_that_is_none_is_told_and_nothing_is_written(
     assert records(spark, world, topic)[8]["timestamp"] == 1_704_067_208_000
 
 
+@pytest.mark.long
+def test_a_timestamp_that_the_topic_refuses_is_told_and_nothing_is_written(
+    spark: Spark, world: World, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "late.csv").write_text("id,at\n1,2024-01-01T00:00:00Z\n2,2999-01-01T00:00:00Z\n")
+    more: dict[str, Any] = {"read": {"header": "true"}, "key": "id", "timestamp": "at"}
+    told = refusal(spark, world, topic, tmp_path / "late.csv", **more)
+    assert "late.csv row 2: its timestamp is 2999-01-01T00:00:00Z, beyond the topic's message.timestamp" in told
+    assert records(spark, world, topic) == []
+    world.cli("topic", "alter", topic, "--config", f"message.timestamp.after.max.ms={(1 << 63) - 1}")
+    assert load(spark, world, topic, tmp_path / "late.csv", **more)["records"] == 2
+
+
+@pytest.mark.long
+def test_names_of_columns_may_have_dots_and_backticks(spark: Spark, world: World, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "names.csv").write_text("a.b,c`d\n1,2\n")
+    assert load(spark, world, topic, tmp_path / "names.csv", read={"header": "true"}, key="c`d")["records"] == 1
+    (found,) = records(spark, world, topic)
+    assert (found["key"], json.loads(found["value"])) == ("2", {"a.b": "1", "c`d": "2"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", ["", "nul\n"], ids=["empty", "malformed"])
+def test_files_without_any_column_are_told(spark: Spark, world: World, topic: str, tmp_path: Path, text: str) -> None:
+    (tmp_path / "none.json").write_text(text)
+    assert "none.json has no column: is there any row?" in refusal(spark, world, topic, tmp_path / "none.json")
+
+
 def test_what_is_not_right_is_refused_before_a_row_is_read(
     spark: Spark, world: World, topic: str, tmp_path: Path
 ) -> None:
