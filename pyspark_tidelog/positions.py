@@ -124,7 +124,8 @@ def compare(position: Position, ends: Position) -> Comparison:
             losses.append(f"topic {topic} was deleted and created again")
         else:
             there = ends.topics[topic].offsets
-            losses += [f"{topic}-{each} does not exist any more" for each in row.offsets if each not in there]
+            gone = [each for each in row.offsets if each not in there]
+            losses += [f"{topic}-{each} does not exist any more, or is not assigned any more" for each in gone]
     starts = {}
     for (topic, index), end in ends.offsets.items():
         known = position.topics.get(topic)
