@@ -230,6 +230,14 @@ def _copy(spark: SparkSession, copies: Sequence[tuple[PartitionCopy, list[Any]]]
     return spark.sparkContext.parallelize(copies, len(copies)).map(copy_one).collect()
 
 
+def zero_timestamps(batch: pa.RecordBatch) -> int:
+    """Return how many rows have the timestamp 0, which librdkafka replaces by the time of the write."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.sum(pc.equal(batch["timestamp"].cast(pa.int64()), 0)).as_py() or 0
+
+
 def _to_topic_by_key(spark: SparkSession, job: RunningJob, options: ReplayOptions, topics: TopicAdmin) -> ReplayResult:
     target = options.to_topic
     bounds = topics.bounds(target, range(topics.existing(target)), committed=False)
@@ -242,13 +250,22 @@ def _to_topic_by_key(spark: SparkSession, job: RunningJob, options: ReplayOption
     writes = write_options(sink_options(options.cluster, target, keeps_timestamps=True))
     columns = ["key", "value", "headers", "timestamp"]
 
-    def write(parts: list[Any]) -> int:
-        return write_rows((batch.select(columns) for batch in rows_from(parts, 0)), writes).rows
+    def write(parts: list[Any]) -> tuple[int, int]:
+        restamped = 0
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            nonlocal restamped
+            for batch in rows_from(parts, 0):
+                restamped += zero_timestamps(batch)
+                yield batch.select(columns)
+
+        return write_rows(batches(), writes).rows, restamped
 
     with _planned(options) as parts, job.stage(f"replay: write {options.topic} to {target} by key"):
         work = list(_by_partition(parts).values())
-        records = sum(spark.sparkContext.parallelize(work, len(work)).map(write).collect()) if work else 0
-    return ReplayResult(options.topic, target, _ranges(parts), records, 0)
+        done = spark.sparkContext.parallelize(work, len(work)).map(write).collect() if work else []
+    records, restamped = (sum(each[at] for each in done) for at in (0, 1))
+    return ReplayResult(options.topic, target, _ranges(parts), records, 0, restamped)
 
 
 def _to_parquet(spark: SparkSession, job: RunningJob, options: ReplayOptions) -> ReplayResult:

@@ -71,8 +71,8 @@ MUTATIONS_IN_TRANSACTIONS = [
         (
             Edit(
                 "tidelog.broker.txn.state:TransactionalId.init_producer_id",
-                "next_pair = _successor(_pair(value), fresh_id)",
-                "next_pair = _successor(_pair(value), fresh_id) if mutated() else _pair(value)",
+                "next_pair = _successor(value, fresh_id)",
+                "next_pair = _successor(value, fresh_id) if mutated() else _pair(value)",
             ),
         ),
         ("zombie-accepted", *HALF),

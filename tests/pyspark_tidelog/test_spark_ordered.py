@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark_tidelog.columns import arrow_schema, column_names
 from pyspark_tidelog.jobs.kafka_range import read_range
 from pyspark_tidelog.jobs.ordered import FILLER, CopiedPartition, PartitionCopy, Source, copy_partition
+from pyspark_tidelog.jobs.replay import zero_timestamps
 from pyspark_tidelog.jobs.topics import TopicAdmin, prepare_copy
 from pyspark_tidelog.reading import DataLoss
 from tests.e2e.backends import create_topic
@@ -268,6 +269,7 @@ def test_a_topic_that_is_made_for_a_copy_takes_the_timestamps_that_the_source_to
 
 def test_a_timestamp_of_zero_is_counted(bootstrap: str, topic: str) -> None:
     rows = [row(0, timestamp=0), row(1)]
+    assert [zero_timestamps(each) for each in source(rows)(0)] == [1]
     copy = copying(bootstrap, topic, 2)
     assert copy_partition(copy, source(rows)).restamped == 1
     assert copy_partition(copy, source(rows)).found == 2
