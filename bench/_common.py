@@ -231,6 +231,21 @@ def broker(
         yield process
 
 
+def due_times(per_s: float, seconds: float) -> Iterator[float]:
+    """Sleep until each of `per_s` times a second; yield from when what is done then counts (`time.perf_counter`).
+
+    What is due while the caller was busy counts from when it was due. The delay of the timer is not counted.
+    """
+    started = woke = time.perf_counter()
+    for number in range(int(per_s * seconds)):
+        due = started + number / per_s
+        early = due - time.perf_counter()
+        if early > 0:
+            time.sleep(early)
+            woke = time.perf_counter()
+        yield max(due, woke)
+
+
 def in_process(target: Callable[..., None], *args: Any, cores: set[int] | None = None) -> Any:
     """Run `target(*args, put)` in a separate process; return the put value."""
     with background(target, *args, cores=cores) as result:

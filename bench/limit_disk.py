@@ -15,7 +15,7 @@ import os
 import time
 from pathlib import Path
 
-from bench._common import Spread, directory, interleaved, percentile, quick
+from bench._common import Spread, directory, due_times, interleaved, percentile, quick
 
 FILE_BYTES = 1 << 30
 """About the total size of a busy WAL's files: twice the log cache."""
@@ -62,16 +62,10 @@ class RawDisk:
         responses. The delay of the timer is not counted.
         """
         data = os.urandom(size)
-        started = woke = time.perf_counter()
         took = []
-        for number in range(int(per_s * seconds)):
-            due = started + number / per_s
-            early = due - time.perf_counter()
-            if early > 0:
-                time.sleep(early)
-                woke = time.perf_counter()
+        for due in due_times(per_s, seconds):
             self.write(data)
-            took.append(time.perf_counter() - max(due, woke))
+            took.append(time.perf_counter() - due)
         return took
 
     def close(self) -> None:

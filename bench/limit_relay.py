@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench._common import Spread, background, directory, percentile, quick
+from bench._common import Spread, background, directory, due_times, percentile, quick
 from bench.limit_disk import RawDisk
 
 HOST = "127.0.0.1"
@@ -92,17 +92,11 @@ def _paced(port: int, size: int, per_s: float, seconds: float, put: Callable[[An
     """Put the seconds until each request was answered, from when it was due or, if that is later, its timer fired."""
     request, answer, took = os.urandom(size), memoryview(bytearray(_ANSWER)), []
     with _connected(port) as one:
-        started = woke = time.perf_counter()
-        for number in range(int(seconds * per_s)):
-            due = started + number / per_s
-            early = due - time.perf_counter()
-            if early > 0:
-                time.sleep(early)
-                woke = time.perf_counter()
+        for due in due_times(per_s, seconds):
             one.sendall(request)
             if not _received(one, answer):
                 raise ConnectionError("the relay has ended")
-            took.append(time.perf_counter() - max(due, woke))
+            took.append(time.perf_counter() - due)
     put(took)
 
 

@@ -44,7 +44,9 @@ from tidelog.storage.commits import pack_ranges, unpack_ranges
 EPOCH_STEP = 1_000
 """How far epochs go ahead: more elections than there are between two states of the metadata."""
 AGE_STEP_MS = 10_000
+"""Age of a state for which epochs go ahead by one more."""
 MAX_AGE_STEPS = 1 << 24
+"""Bound on these steps, five years: epochs are int32."""
 INDEX_STEP = 1 << 20
 OBJECT_STEP = 1 << 32
 STREAM_STEP = 1 << 20
