@@ -30,6 +30,7 @@ from tidelog.broker.replication.duty import ReplicaDuty, ReplicaRole
 from tidelog.broker.replication.inputs import ReplicaEvents, ReplicaIdentity, ReplicationLimits, ReplicationWorld
 from tidelog.broker.replication.replica import HotReplica, ReplicaParts
 from tidelog.broker.replication.warm import WarmTail
+from tidelog.broker.wal_files import missing_wal_files
 from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
 from tidelog.controller.model.replication import has_several
 from tidelog.controller.model.wal_notes import WalLost
@@ -282,9 +283,10 @@ class HotSet:
 
     def problems(self) -> list[str]:
         """Return what is wrong with the replica, one sentence each."""
+        missing = missing_wal_files(self.replica_set_id, self._shared.base.broker_id, self.wal.missing_files)
         if why := self._stopped():  # the duty has noted the same
-            return [f"the replica of replica set {self.replica_set_id} has stopped: {why}"]
-        found = self.duty.problems() if self.duty is not None else []
+            return [f"the replica of replica set {self.replica_set_id} has stopped: {why}", *missing]
+        found = missing + (self.duty.problems() if self.duty is not None else [])
         if not found and (why := self._not_following(NOT_FOLLOWING_S)):
             found.append(f"the replica of replica set {self.replica_set_id} does not follow its master: {why}")
         return found

@@ -15,6 +15,7 @@ from typing import Any
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.membership import BrokerMembership
 from tidelog.broker.partitions.storages import MasterStorages
+from tidelog.broker.wal_files import missing_wal_files
 from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
 from tidelog.runtime.errors import TidelogError
 from tidelog.storage.storage import Storage
@@ -52,12 +53,14 @@ class SingleWal:
 
     def problems(self) -> list[str]:
         """Return what an operator should know of it, one sentence each."""
+        found = missing_wal_files(self._base.broker_id, self._base.broker_id, self.wal.missing_files)
         row = self._base.image().replication.get(self._base.broker_id)
         if row is None or row.policy.total_replicas <= 1:
-            return []
+            return found
         return [
+            *found,
             f"replica set {row.id} is to have {row.policy.total_replicas} replicas: that begins when broker {row.id} is"
-            " started again"
+            " started again",
         ]
 
     def master_status(self) -> dict[str, Any] | None:

@@ -136,6 +136,13 @@ class DiskFile(Protocol):
         """Write zeros over the range and sync, growing the file if needed. Not atomic."""
         ...
 
+    async def is_linked(self) -> bool:
+        """Return whether the file's name still leads to it: nobody has removed it, or put another in its place.
+
+        May be wrong while the file is renamed or removed. Raises `OSError`.
+        """
+        ...
+
     async def settle(self) -> None:
         """Sync, and make later reads return the content of the device.
 
@@ -260,11 +267,12 @@ def _fsync_directory(path: str) -> None:
 class FileDiskFile:
     """A `DiskFile` on a real file system. Made by `FileDisk.open`."""
 
-    def __init__(self, disk: FileDisk, name: str, fd: int, size: int) -> None:
+    def __init__(self, disk: FileDisk, name: str, fd: int, opened: os.stat_result) -> None:
         self._disk = disk
         self._name = name
         self._fd = fd
-        self._size = size
+        self._opened = opened
+        self._size = opened.st_size
         self._closed: asyncio.Future[None] | None = None
 
     @property
@@ -313,6 +321,14 @@ class FileDiskFile:
             offset += piece
             self._size = max(self._size, offset)
         await self._disk._run(os.fsync, self._fd)
+
+    async def is_linked(self) -> bool:
+        """See `DiskFile.is_linked`. No other file gets the inode's number while this one is open."""
+        try:
+            named = await self._disk._run(os.stat, self._disk._full(self._name))
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, self._opened)
 
     async def settle(self) -> None:
         """See `DiskFile.settle`."""
@@ -408,15 +424,14 @@ class FileDisk:
 
     async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> FileDiskFile:
         """See `Disk.open`."""
-        opened: list[tuple[int, int]] = []
+        opened: list[tuple[int, os.stat_result]] = []
         try:
             await self._run(lambda: opened.append(self._open(name, create, read_only)))
         except asyncio.CancelledError:
             for fd, _ in opened:  # the caller was cancelled and cannot close it
                 os.close(fd)
             raise
-        (fd, size) = opened[0]
-        return FileDiskFile(self, name, fd, size)
+        return FileDiskFile(self, name, *opened[0])
 
     async def entries(self) -> list[FileInfo]:
         """See `Disk.entries`."""
@@ -474,7 +489,7 @@ class FileDisk:
         os.makedirs(self._path, exist_ok=True)
         _fsync_directory(os.path.dirname(os.path.abspath(self._path)))
 
-    def _open(self, name: str, create: bool, read_only: bool) -> tuple[int, int]:
+    def _open(self, name: str, create: bool, read_only: bool) -> tuple[int, os.stat_result]:
         flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
         if create:
             self._ensure_directory()
@@ -482,7 +497,7 @@ class FileDisk:
         fd = os.open(self._full(name), flags, 0o640)
         if create:
             _fsync_directory(self._path)
-        return fd, os.fstat(fd).st_size
+        return fd, os.fstat(fd)
 
     def _entries(self) -> list[FileInfo]:
         if not os.path.isdir(self._path):

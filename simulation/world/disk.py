@@ -183,6 +183,11 @@ class SimFile:
             offset += piece
             self._size = max(self._size, offset)
 
+    async def is_linked(self) -> bool:
+        """See `DiskFile.is_linked`."""
+        await self._disk.background(READ_S)
+        return self._disk.holds(self._name, self.inode)
+
     async def settle(self) -> None:
         """See `DiskFile.settle`."""
         await self._disk.background(SYNC_S)
@@ -310,6 +315,10 @@ class SimDisk:
     def move(self, old: str, new: str) -> None:
         """Rename immediately."""
         self._platters.files[new] = self._platters.files.pop(old)
+
+    def holds(self, name: str, inode: _Inode) -> bool:
+        """Return whether the file of this name is this one."""
+        return self._platters.files.get(name) is inode
 
     async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> SimFile:
         """See `Disk.open`."""

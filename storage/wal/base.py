@@ -120,6 +120,11 @@ class Wal(Protocol):
         """Return the epochs of this log; the caller must not modify them."""
         ...
 
+    @property
+    def missing_files(self) -> tuple[str, ...]:
+        """Return the names of the log's files that were removed or replaced while it has them open."""
+        ...
+
     async def recover(self, on_record: Callable[[WalRecord], None]) -> int:
         """Scan from start to end, truncate a torn tail durably, call `on_record` for each whole record in order.
 

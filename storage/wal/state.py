@@ -63,6 +63,11 @@ class WalState:
         """See `Wal.epoch_history`."""
         return self._history
 
+    @property
+    def missing_files(self) -> tuple[str, ...]:
+        """See `Wal.missing_files`. None: a log without files of its own."""
+        return ()
+
     def set_on_durable(self, callback: Callable[[int], None]) -> None:
         """See `Wal.set_on_durable`."""
         self._on_durable = callback

@@ -547,6 +547,20 @@ async def test_files_are_created_once_and_renamed(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
+async def test_a_file_is_linked_until_its_name_is_gone_or_leads_to_another(tmp_path: Path) -> None:
+    async with opened(tmp_path) as disk:
+        file = await disk.open("a", create=True)
+        await file.rename("b")
+        assert await file.is_linked()
+        (tmp_path / "b").rename(tmp_path / "aside")
+        assert not await file.is_linked()
+        (tmp_path / "b").write_bytes(b"a copy")
+        assert not await file.is_linked()
+        (tmp_path / "aside").rename(tmp_path / "b")
+        assert await file.is_linked()
+        await file.close()
+
+
 async def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
     async with opened(tmp_path / "nothing") as disk:
         assert await disk.entries() == []

@@ -112,6 +112,9 @@ class FaultyFile:
         await self.disk.background("fill")
         self.inode.sync()
 
+    async def is_linked(self) -> bool:
+        return self.disk.files.get(self.name) is self.inode
+
     async def settle(self) -> None:
         await self.disk.background("settle")
         self.inode.sync()

@@ -42,6 +42,7 @@ class FakeWal:
         self.start_offset = self.end_offset = self.durable_offset = 0
         self.master_epoch = -1
         self.epoch_history = EpochHistory()
+        self.missing_files: tuple[str, ...] = ()
         self.noted = 0
         self._queue: list[WalRecord] = []
         self._scheduled = False

@@ -43,6 +43,7 @@ from tidelog.storage.wal.disk.receiving import ReceivedPiece
 from tidelog.storage.wal.disk.recovery import cut_files, recover
 from tidelog.storage.wal.disk.scan import RECEIVE_GROUP_BYTES, OnHeader, ScanState, scan
 from tidelog.storage.wal.disk.segments import AT_BOUND, SegmentPool, WalSegment, is_passing, segment_name
+from tidelog.storage.wal.disk.watch import FileWatch
 from tidelog.storage.wal.epochs import (
     EPOCH_FILE,
     NO_MARKS,
@@ -87,6 +88,7 @@ class DiskLog(ReplicaState):
             on_change=self._wake,
             on_failed=self._fail,
         )
+        self._watch = FileWatch(lambda: [segment.file for segment in self._segments])
         self._trim_lock = asyncio.Lock()
         self._segments: list[WalSegment] = []
         self._file: DiskFile | None = None
@@ -127,6 +129,11 @@ class DiskLog(ReplicaState):
             "record_bytes": self._end - self._start,
         }
 
+    @property
+    def missing_files(self) -> tuple[str, ...]:
+        """See `Wal.missing_files`, and `tidelog.storage.wal.disk.watch`."""
+        return self._watch.missing
+
     def note_confirmed(self, confirm_offset: int) -> None:
         """See `Wal.note_confirmed`."""
         if confirm_offset > self._confirm:
@@ -156,6 +163,7 @@ class DiskLog(ReplicaState):
             self._use(found.segments[-1])
         self._recovered = True
         self._pool.start()
+        self._watch.start()
         return found.confirm_offset
 
     @property
@@ -640,6 +648,7 @@ class DiskLog(ReplicaState):
             if self._sync_timer is not None:
                 self._sync_timer.cancel()
             self._wake()
+            await self._watch.close()
             async with self._trim_lock:  # wait for a file that is being released
                 await self._pool.close()
                 for segment in self._segments:
