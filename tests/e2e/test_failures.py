@@ -252,6 +252,25 @@ def test_a_data_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
         process.kill()
 
 
+def test_the_only_controller_without_its_files_makes_no_other_cluster(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with running(data_dir) as process:
+        assert process.stop() == 0, process.tail()
+    (data_dir / "controller").rename(tmp_path / "aside")
+    process = TidelogProcess(data_dir)
+    try:
+        process.launch()
+        line = process.wait_for_line("error:")
+        assert "the only controller of cluster" in line and str(data_dir / "controller") in line
+        assert process.wait() == 9, process.tail()
+    finally:
+        process.kill()
+    assert not (data_dir / "controller").exists()
+    (tmp_path / "aside").rename(data_dir / "controller")
+    with running(data_dir) as process:
+        assert process.stop() == 0, process.tail()
+
+
 def test_a_data_directory_in_use_is_refused(tmp_path: Path) -> None:
     with running(tmp_path / "data"):
         second = TidelogProcess(tmp_path / "data")

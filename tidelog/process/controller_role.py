@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from tidelog.controller.directory_check import JOURNAL_FILE
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.node import ControllerNode
-from tidelog.process.data_dir import CONTROLLER_FOLDER
+from tidelog.process.data_dir import CONTROLLER_FOLDER, WrongDataDirectory
 from tidelog.process.node_base import NodeBase
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.cleaning.deleter import ObjectCleaner
@@ -29,6 +30,7 @@ class ControllerRole:
         """`failed` is set to the error that ends the controller."""
         config, outside = base.config, base.outside
         self._config = config
+        self._directory = base.directory
         self.failed = failed
         self._never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._bucket = base.store.for_purpose(Purpose.CLEAN)
@@ -79,11 +81,24 @@ class ControllerRole:
     async def start(self) -> None:
         """Start it; the only controller of a cluster is active then."""
         settings = self._config.controller
+        if not settings.members:
+            self._check_not_lost()
         await self.node.start()
         if not settings.members:
             await self.node.wait_active(settings.command_timeout_ms / 1000)
         if self._searches:
             self._orphans.start()
+
+    def _check_not_lost(self) -> None:
+        """Raise `WrongDataDirectory` if the directory was a cluster's, and its only controller's files are gone."""
+        directory, folder = self._directory, self._directory.path / CONTROLLER_FOLDER
+        if directory.cluster_id and not (folder / JOURNAL_FILE).exists():
+            raise WrongDataDirectory(
+                f"{folder} has no journal, but this is the only controller of cluster {directory.cluster_id}, to which"
+                f" {directory.path} belongs: a start would make another cluster",
+                hint="put the folder back, or see whether it is mounted; if it is lost, `tidelog cluster rebuild` makes"
+                " the metadata anew from the bucket, in a new data directory",
+            )
 
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():
