@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from tidelog.controller.model.levels import NEWEST, OLDEST
 from tidelog.runtime.errors import TidelogError
+from tidelog.simulation.actors.older_copies import OlderCopies
 from tidelog.simulation.world.bucket import HOST as BUCKET_HOST
 from tidelog.simulation.world.bucket import BucketFaults
 from tidelog.simulation.world.cluster import SimCluster, SimNode
@@ -60,11 +61,19 @@ class Faults:
     _count: int = 0
     _undo: list[Undo] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    older: OlderCopies = field(init=False)
+    """Copies of the disks as they were at the beginning of a period."""
+
+    def __post_init__(self) -> None:
+        self.older = OlderCopies(self.cluster)
 
     async def run(self, periods: int) -> None:
         """Run the given number of periods, then heal everything."""
         drawn = [self.rng.uniform(MIN_PERIOD_S, MAX_PERIOD_S) for _ in range(periods)]
+        copying = random.Random(self.rng.getrandbits(64))
         for each_s in drawn:
+            if "older" in self.chosen:
+                self.older.take(copying)
             length_s = each_s * PERIOD_S * periods / sum(drawn)
             if self.rng.random() >= QUIET and self.chosen:
                 for name in self._mix():
@@ -131,6 +140,7 @@ class _Doer:
 
     def __init__(self, faults: Faults, rng: random.Random) -> None:
         self.cluster = faults.cluster
+        self._older = faults.older
         self.loop = faults.loop
         self.note = faults.note
         self.rng = rng
@@ -552,6 +562,10 @@ class _Doer:
 
         return undo
 
+    def older(self) -> Undo | None:
+        """All members of a replica set but its master, which is down, start with older copies of their disks."""
+        return self._older.mount(self.rng)
+
     def clock(self) -> Undo | None:
         """A wall clock jumps by up to half a day, often the active controller's, and later jumps back."""
         active = self.cluster.active_node
@@ -615,5 +629,6 @@ FAULTS: dict[str, Callable[[_Doer], Undo | None]] = {
     "leader": _Doer.leader,
     "deny": _Doer.deny,
     "unmount": _Doer.unmount,
+    "older": _Doer.older,
     "level": _Doer.level,
 }

@@ -160,4 +160,18 @@ MUTATIONS_IN_REPLICATION = [
         ("unconfirmed-read", *GONE),
         _ELECTIONS,
     ),
+    Mutation(
+        "older-copies-elected",
+        "13",
+        "WALs that all end before what is in the bucket elect one of them",
+        (
+            Edit(
+                "tidelog.controller.model.replication:was_set_back",
+                "best.end_offset < record.committed_wal_offset",
+                "best.end_offset < record.committed_wal_offset and mutated()",
+            ),
+        ),
+        (*_UNEQUAL, *LOUD, "defect"),
+        ("older", "slow"),
+    ),
 ]

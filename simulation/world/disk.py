@@ -98,6 +98,14 @@ class Platters:
         for inode in self.files.values():
             inode.lose_power(rng)
 
+    def copy(self) -> Platters:
+        """Return a copy of all files as reads see them at this moment."""
+        copy = Platters()
+        for name, inode in self.files.items():
+            copied = copy.files[name] = _Inode(bytes(inode.seen))
+            copied.tail = inode.tail
+        return copy
+
     def settle(self) -> None:
         """Write everything out, as unmounting does."""
         for inode in self.files.values():
