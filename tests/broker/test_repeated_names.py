@@ -13,11 +13,12 @@ from tests.support.group_calls import part as group_part
 from tests.support.group_world import World
 from tests.support.kafka_world import KafkaWorld
 from tidelog.broker.groups.errors import GroupError
-from tidelog.broker.kafka.handlers import configs, describe_producers, describe_quorum
+from tidelog.broker.kafka.handlers import configs, describe_producers, describe_quorum, elections, log_dirs
 from tidelog.broker.kafka.handlers.admin_errors import CONCURRENCY, each
 from tidelog.stream.partition_log import ProducerInfo
 
 DESCRIBE_CONFIGS, DESCRIBE_GROUPS, OFFSET_FETCH, FIND, PRODUCERS, QUORUM = 32, 15, 9, 10, 61, 55
+ELECT, LOG_DIRS = 43, 35
 TOPIC = 2
 AGAIN = 50
 
@@ -74,6 +75,27 @@ def test_the_quorum_is_described_once() -> None:
     asked = part(QUORUM, 2, "TopicData", topic_name="__cluster_metadata", partitions=partitions)
     answer = world.call(describe_quorum.APIS, QUORUM, 2, topics=(asked,) * AGAIN)
     assert [len(topic.partitions) for topic in answer.topics] == [1]
+
+
+def test_all_partitions_of_a_topic_that_is_named_again_count() -> None:
+    world = AdminWorld()
+    for name in ("t", "u"):
+        for index in range(world.topic(name, 2).partitions):
+            world.partitions.get(name, index)
+    named = [("t", [0, 0]), ("u", [1]), ("t", [1, 0])]
+    wanted = [part(ELECT, 2, "TopicPartitions", topic=name, partitions=at) for name, at in named]
+    elected = world.call(elections.APIS, ELECT, 2, topic_partitions=wanted, timeout=1_000, election_type=0)
+    results = elected.replica_election_results
+    assert [(topic.topic, [one.partition_id for one in topic.partition_result]) for topic in results] == [
+        ("t", [0, 1]),
+        ("u", [1]),
+    ]
+    wanted = [part(LOG_DIRS, 4, "DescribableLogDirTopic", topic=name, partitions=at) for name, at in named]
+    (directory,) = world.call(log_dirs.APIS, LOG_DIRS, 4, topics=wanted).results
+    assert [(topic.name, [one.partition_index for one in topic.partitions]) for topic in directory.topics] == [
+        ("t", [0, 1]),
+        ("u", [1]),
+    ]
 
 
 async def test_groups_and_coordinators_are_told_once_and_offsets_of_a_repeated_group_are_refused() -> None:

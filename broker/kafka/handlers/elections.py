@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tidelog.broker.kafka.handlers.admin_errors import (
     INVALID_REQUEST,
@@ -23,6 +23,7 @@ from tidelog.broker.kafka.handlers.admin_errors import (
     PreferredLeaderNotAvailable,
     outcome,
 )
+from tidelog.broker.kafka.handlers.named_topics import partitions_by_topic
 from tidelog.broker.kafka.replicas import members_of, named_replica_set
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.messages.topics import (
@@ -68,10 +69,10 @@ async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -
     caught_up = await outcome(services.controller.catch_up())
     if caught_up.code:
         return ElectLeadersResponse(error_code=caught_up.code, replica_election_results=())
-    wanted: dict[str, Iterable[int]] = (
+    wanted: Mapping[str, Iterable[int]] = (
         {topic.name: range(topic.partitions) for topic in services.controller.image.topics.values()}
         if asked is None
-        else {topic.topic: topic.partitions for topic in asked}
+        else partitions_by_topic(asked)
     )
     results = []
     for topic, partitions in sorted(wanted.items()) if code == 0 else ():

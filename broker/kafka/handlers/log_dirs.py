@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tidelog.broker.kafka.broker_config import log_dir
 from tidelog.broker.kafka.errors import LOG_DIR_NOT_FOUND, NONE, UNKNOWN_TOPIC_OR_PARTITION
+from tidelog.broker.kafka.handlers.named_topics import partitions_by_topic
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.logs import (
     AlterReplicaLogDirPartitionResult,
@@ -26,7 +27,7 @@ UNKNOWN_BYTES = -1
 async def describe_log_dirs(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
     """DescribeLogDirs v1–4. Only the leader tells of a partition: its log is in the bucket once, and tools add up."""
     services = context.services
-    wanted = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
+    wanted = None if request.topics is None else partitions_by_topic(request.topics)
     by_topic: dict[str, list[DescribeLogDirsPartition]] = {}
     for log in sorted(services.partitions.all(), key=lambda log: (log.topic, log.partition)):
         if wanted is not None and log.partition not in wanted.get(log.topic, ()):

@@ -3,14 +3,14 @@
 The offsets of a group are kept by the topic's name, so an id is looked up at the beginning of a request, and a name at
 its end. An id that no topic has is answered with UNKNOWN_TOPIC_ID, by partition.
 
-Entry: `with_names`, `id_of`.
+Entry: `with_names`, `id_of`, `partitions_by_topic`.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,25 @@ FIRST_WITH_TOPIC_IDS = 10
 """The first version of OffsetCommit and OffsetFetch that names topics by their ids."""
 
 T = TypeVar("T", OffsetCommitRequestTopic, OffsetFetchRequestTopic)
+
+
+class _TopicWithPartitions(Protocol):
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partitions(self) -> tuple[int, ...]: ...
+
+
+def partitions_by_topic(topics: Iterable[_TopicWithPartitions]) -> dict[str, list[int]]:
+    """Return the partitions that a request names of each topic, each once.
+
+    A topic may be named again: librdkafka begins another element wherever the next partition is of another topic.
+    """
+    found: dict[str, dict[int, None]] = {}
+    for topic in topics:
+        found.setdefault(topic.topic, {}).update(dict.fromkeys(topic.partitions))
+    return {name: list(indexes) for name, indexes in found.items()}
 
 
 def with_names(context: RequestContext, topics: Iterable[T]) -> tuple[T, ...]:
