@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from tidelog.cli.options import given_secret_file
@@ -307,7 +307,7 @@ class ClusterConnection:
             response = connection.request("POST", path)
             try:
                 while line := response.readline():
-                    yield json.loads(line)
+                    yield json.loads(line, object_hook=_Told)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise Unavailable(
                     f"{self.admin_url}{path} closed the connection early: {error}",
@@ -317,6 +317,16 @@ class ClusterConnection:
 
 class AdminTokenNeeded(InvalidInput):
     """The admin HTTP asks for the token of the cluster's secret, and got none or a wrong one."""
+
+
+class _Told(dict[str, Any]):
+    """An object of what a broker told, which may run another version and not tell all that this one shows."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise NotFound(
+            f"the broker tells nothing of {key!r}: it runs another version than this command",
+            hint="ask a broker of this version (--bootstrap), or use the `tidelog` of the broker's",
+        )
 
 
 Token = Callable[[], str]
@@ -342,7 +352,7 @@ def http_json(
     with _Http(url, token, timeout_s, broker) as connection:
         response = connection.request(method, path, body)
         try:
-            return json.loads(response.read())
+            return json.loads(response.read(), object_hook=_Told)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(f"{url}{path} returned invalid JSON: {error}", hint="see `tidelog status`") from error
 

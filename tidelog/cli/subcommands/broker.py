@@ -174,7 +174,8 @@ def _wait_drained(
     told = total
     while True:
         row = _find(cluster, broker_id, deadline)
-        left, replicas = row["partitions"] + row["coming"], row["replicas"]
+        left = row["partitions"] + row["coming"]
+        replicas = row.get("replicas", 0)  # a version before replica sets of several tells none
         progress.update(max(0, total - row["partitions"]))
         if row["partitions"] != told:
             told = row["partitions"]
