@@ -137,8 +137,19 @@ MAX_DIGITS = 18
 """Of a time or its distance from now: such a number fits into the 64 bits that Kafka has for it."""
 
 
+def _refuse_empty(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
+    """Refuse an empty text that was given, as by a shell's variable that is not set: it would count as none."""
+    if value == "" and param is not None and ctx is not None and param.name is not None:
+        is_given = ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+        if is_given or isinstance(param, click.Argument):
+            raise click.BadParameter("it is empty", ctx=ctx, param=param)
+
+
 class TextType(click.types.StringParamType):
-    """A text, as `click.STRING`, that can be sent to a cluster: valid UTF-8, and not empty if it is a name."""
+    """A text, as `click.STRING`, that can be sent to a cluster: valid UTF-8, and not empty where it says something."""
+
+    def __init__(self, *, may_be_empty: bool = False) -> None:
+        self._may_be_empty = may_be_empty
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check `value`. What of an argument is no UTF-8 is in it as surrogates, which end librdkafka."""
@@ -147,16 +158,35 @@ class TextType(click.types.StringParamType):
             text.encode()
         except UnicodeEncodeError:
             self.fail(f"{text!r} is not UTF-8", param, ctx)
-        if not text and isinstance(param, click.Argument):
-            self.fail("it is empty", param, ctx)
+        if not self._may_be_empty:
+            _refuse_empty(text, param, ctx)
         return text
 
 
+class NamedPath(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.3 on
+    """A path as `click.Path` takes it, but not an empty one, which would be the current directory."""
+
+    def __init__(self, path: click.Path) -> None:
+        self.name = path.name
+        self._path = path
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check `value`."""
+        _refuse_empty(value, param, ctx)
+        return self._path.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Complete as paths are."""
+        return self._path.shell_complete(ctx, param, incomplete)
+
+
 def take_only_text(command: click.Command) -> None:
-    """Have the command, and those below it, check its texts by `TextType`."""
+    """Have the command, and those below it, check its texts by `TextType` and its paths by `NamedPath`."""
     for parameter in command.params:
         if parameter.type is click.STRING:
             parameter.type = TextType()
+        elif isinstance(parameter.type, click.Path):
+            parameter.type = NamedPath(parameter.type)
     if isinstance(command, click.Group):
         for each in command.commands.values():
             take_only_text(each)

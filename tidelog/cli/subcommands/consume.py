@@ -24,7 +24,7 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, message_error
 from tidelog.cli.completion import group_names, partition_numbers, topic_names
-from tidelog.cli.options import TimestampType, bootstrap_option
+from tidelog.cli.options import TextType, TimestampType, bootstrap_option
 from tidelog.console.client_errors import record_headers, translate
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
@@ -91,8 +91,19 @@ class _End(NamedTuple):
     "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="S", help="Stop after S s without records."
 )
 @click.option("--format", "style", type=click.Choice(["value", "json", "table"]), default="value", show_default=True)
-@click.option("--key-separator", metavar="TEXT", help="With values: prefix each with its key and TEXT.")
-@click.option("--delimiter", default="\n", metavar="TEXT", help="With values: what ends each; default is a new line.")
+@click.option(
+    "--key-separator",
+    type=TextType(may_be_empty=True),
+    metavar="TEXT",
+    help="With values: prefix each with its key and TEXT.",
+)
+@click.option(
+    "--delimiter",
+    type=TextType(may_be_empty=True),
+    default="\n",
+    metavar="TEXT",
+    help="With values: what ends each; default is a new line.",
+)
 @bootstrap_option
 def consume(
     topic: str,

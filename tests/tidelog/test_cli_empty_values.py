@@ -1,0 +1,39 @@
+"""An option with an empty value, such as that of a shell's variable that is not set, is not taken for none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tidelog.cli.main import cli
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("up", "--bucket", ""),
+        ("up", "--s3-endpoint="),
+        ("up", "--data-dir", ""),
+        ("serve", "--config", ""),
+        ("cluster", "backup", "--to", ""),
+        ("cluster", "rebuild", "--cluster-id", ""),
+        ("snapshot", "create", "before", "--topics", ""),
+        ("consume", "orders", "--group", ""),
+        ("produce", ""),
+        ("check", ""),
+    ],
+)
+def test_what_is_empty_is_refused(args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDELOG_BOOTSTRAP", "127.0.0.1:1")
+    done = CliRunner().invoke(cli, args)
+    assert (done.exit_code, "it is empty" in done.stderr) == (2, True), done.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("args", [("--delimiter", ""), ("--key-separator", "")])
+def test_what_is_put_between_records_may_be_empty(args: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, ["consume", "orders", *args, "--bootstrap", "127.0.0.1:1"])
+    assert "no broker can be reached" in str(done.exception)
