@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from datetime import datetime
@@ -180,13 +181,29 @@ class NamedPath(click.ParamType):  # type: ignore[type-arg]  # generic only from
         return self._path.shell_complete(ctx, param, incomplete)
 
 
+class FiniteRange(click.FloatRange):
+    """A number within a range as `click.FloatRange` takes it, but not `nan`, which is beside all, and not `inf`."""
+
+    def __init__(self, given: click.FloatRange) -> None:
+        super().__init__(given.min, given.max, given.min_open, given.max_open, given.clamp)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check `value`."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
 def take_only_text(command: click.Command) -> None:
-    """Have the command, and those below it, check its texts by `TextType` and its paths by `NamedPath`."""
+    """Have the command, and those below it, check its texts by `TextType`, paths by `NamedPath`, and numbers."""
     for parameter in command.params:
         if parameter.type is click.STRING:
             parameter.type = TextType()
         elif isinstance(parameter.type, click.Path):
             parameter.type = NamedPath(parameter.type)
+        elif isinstance(parameter.type, click.FloatRange):
+            parameter.type = FiniteRange(parameter.type)
     if isinstance(command, click.Group):
         for each in command.commands.values():
             take_only_text(each)

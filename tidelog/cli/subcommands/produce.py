@@ -46,6 +46,8 @@ IGNORED_FIELDS = ("topic", "offset")
 """What `tidelog consume --format json` also writes."""
 MAX_PARTITION = (1 << 31) - 1
 MAX_TIMESTAMP_MS = (1 << 63) - 1
+MAX_TIMEOUT_S = 2_147_483.0
+"""librdkafka has 31 bits for milliseconds."""
 TOO_DEEP = "JSON that is nested too deeply"
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -86,7 +88,7 @@ class InputRecord(NamedTuple):
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.1),
+    type=click.FloatRange(min=0.1, max=MAX_TIMEOUT_S),
     default=30.0,
     show_default=True,
     metavar="S",

@@ -1,4 +1,4 @@
-"""An option with an empty value, such as that of a shell's variable that is not set, is not taken for none."""
+"""Options with an empty value, as of a shell variable that is not set, and numbers that are none are refused."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def test_what_is_empty_is_refused(args: tuple[str, ...], tmp_path: Path, monkeyp
 def test_what_is_put_between_records_may_be_empty(args: tuple[str, ...]) -> None:
     done = CliRunner().invoke(cli, ["consume", "orders", *args, "--bootstrap", "127.0.0.1:1"])
     assert "no broker can be reached" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("produce", "orders", "--timeout", "inf"),
+        ("produce", "orders", "--timeout", "1e300"),
+        ("wal", "drain", "--timeout", "nan"),
+        ("wal", "drain", "--timeout", "inf"),
+        ("status", "--watch", "nan"),
+    ],
+)
+def test_what_is_no_number_of_seconds_is_refused(args: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, [*args, "--bootstrap", "127.0.0.1:1"])
+    assert (done.exit_code, "Invalid value for" in done.stderr) == (2, True), done.output
