@@ -17,6 +17,7 @@ from tidelog.broker.membership import BrokerMembership
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.wal_files import missing_wal_files
 from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
+from tidelog.controller.model.levels import REPLICATION_LEVEL
 from tidelog.runtime.errors import TidelogError
 from tidelog.storage.storage import Storage
 from tidelog.storage.wal.base import Wal
@@ -53,15 +54,13 @@ class SingleWal:
 
     def problems(self) -> list[str]:
         """Return what an operator should know of it, one sentence each."""
-        found = missing_wal_files(self._base.broker_id, self._base.broker_id, self.wal.missing_files)
-        row = self._base.image().replication.get(self._base.broker_id)
-        if row is None or row.policy.total_replicas <= 1:
-            return found
-        return [
-            *found,
-            f"replica set {row.id} is to have {row.policy.total_replicas} replicas: that begins when broker {row.id} is"
-            " started again",
-        ]
+        image, me = self._base.image(), self._base.broker_id
+        row = image.replication.get(me)
+        wanted = row.policy.total_replicas if row is not None else self._base.settings.replication.total_replicas
+        found = missing_wal_files(me, me, self.wal.missing_files)
+        if wanted > 1 and image.level >= REPLICATION_LEVEL:  # below, it could begin at no start
+            found.append(f"replica set {me} is to have {wanted} replicas: that begins when broker {me} is started again")
+        return found
 
     def master_status(self) -> dict[str, Any] | None:
         """Return what `ReplicaMaster.status` tells of a set of several, of this set of one; None before it serves."""

@@ -69,6 +69,28 @@ def test_an_upgraded_cluster_works_at_its_old_level_until_it_is_raised(tmp_path:
         assert read == "at level 0\nat the newest level\n"
 
 
+def test_a_wal_that_is_to_be_replicated_since_the_level_was_raised_is_a_problem_until_a_restart(tmp_path: Path) -> None:
+    """`tidelog up` with three brokers asks for three replicas, and ran below the level at which there are any."""
+    data_dir = tmp_path / "data"
+    (data_dir / "controller").mkdir(parents=True)
+    for name in ("journal", "snapshot"):
+        shutil.copyfile(LEVEL_0 / name, data_dir / "controller" / name)
+    (data_dir / "accept-loss").write_text(OBJECTS_OF_LEVEL_0)
+    settings = ["controller.session_timeout_ms=2000", "replication.total_replicas=3"]
+    with running(data_dir, [word for each in settings for word in ("--set", each)]) as process:
+        cli = Cli(process.bootstrap)
+        until(lambda: state_of(cli, 0) == "dead")
+        cli("broker", "remove", 0, "--accept-loss")
+
+        def told() -> bool:
+            problems = cli("status", "--format", "json", code=None).json()["problems"]
+            return any("is to have 3 replicas: that begins when broker" in each for each in problems)
+
+        assert not told()
+        cli("cluster", "upgrade", "--yes")
+        until(told)
+
+
 def test_a_new_cluster_is_at_the_newest_level(tmp_path: Path) -> None:
     with running(tmp_path / "data") as process:
         cli = Cli(process.bootstrap)
