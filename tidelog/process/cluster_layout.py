@@ -157,6 +157,13 @@ def add_broker(loaded: Loaded, running: list[int]) -> Loaded:
     return _node(loaded, layout, layout.last_id)
 
 
+def of_node(loaded: Loaded, node_id: int) -> Loaded:
+    """Return the configuration with which a recorded node would be started now. Raises `CorruptData`."""
+    layout = _read(Path(loaded.config.node.data_dir) / LAYOUT_FILE)
+    assert layout is not None, "is_cluster"
+    return _node(loaded, layout, node_id)
+
+
 def drop_broker(loaded: Loaded, node_id: int, running: list[int]) -> Loaded | None:
     """Record that this broker is removed. Returns what remains of its node: a controller, or None."""
     layout = _changeable(Path(loaded.config.node.data_dir), running)

@@ -261,7 +261,12 @@ class Supervisor:
         if not child.ready.is_set():
             raise await self._take_back(child, node.config.node.id)
         _say(f"broker {node.config.node.id} was added at {child.bootstrap}", err=True)
-        return {"id": node.config.node.id, "bootstrap": child.bootstrap}
+        return {"id": node.config.node.id, "bootstrap": child.bootstrap, "to_restart": self._renew()}
+
+    def _renew(self) -> list[int]:
+        """Have all brokers start next as the cluster is now; return those whose WALs get more replicas then."""
+        now = {each: cluster_layout.of_node(self._loaded, each) for each in self._brokers()}
+        return [each for each, child in self._brokers().items() if child.renew(now[each])]
 
     async def _take_back(self, child: _Child, node_id: int) -> TidelogError:
         """Forget an added broker that cannot start, and return why. It never served; its directory is kept."""
@@ -326,6 +331,8 @@ class _Child:
 
     def __init__(self, loaded: Loaded, supervisor: Supervisor, is_one_of_many: bool) -> None:
         self._loaded = loaded
+        self._launched = loaded
+        """With which its process runs, or ran last."""
         self._supervisor = supervisor
         self.is_broker = "broker" in loaded.config.node.roles
         kind = "broker process" if self.is_broker else "controller process"
@@ -344,6 +351,11 @@ class _Child:
         """Address of its broker; empty before it is ready for the first time."""
         self.shutdown_s = loaded.config.node.shutdown_timeout_ms / 1000
         self._limit_s = self.shutdown_s + loaded.config.node.drain_timeout_ms / 1000 + LATE_S
+
+    def renew(self, loaded: Loaded) -> bool:
+        """Start with this configuration from now on; return whether the WAL of its broker gets more replicas then."""
+        self._loaded = loaded
+        return self._launched.config.replication.total_replicas < loaded.config.replication.total_replicas
 
     async def end(self, run: asyncio.Task[int]) -> None:
         """Send the process SIGTERM, and SIGKILL if it is late; wait until its `run` has ended."""
@@ -449,6 +461,7 @@ class _Child:
             await self._process.wait()
 
     async def _run_to_end(self, stopping: asyncio.Event) -> tuple[int, bool]:
+        self._launched = self._loaded
         self._process = process = await self._supervisor.launch(self._loaded, self._supervisor.pipe.read_end)
         if stopping.is_set():
             process.send_signal(signal.SIGTERM)

@@ -235,6 +235,12 @@ def add(data_dir: Path | None, bootstrap: str) -> None:
     """Have a running `tidelog up` start one more broker."""
     added = up_control.ask(_directory(data_dir, ClusterConnection(bootstrap)), {"do": "add"})
     output.emit(f"added broker {added['id']} at {added['bootstrap']}")
+    if added.get("to_restart"):  # an older `tidelog up` tells none
+        brokers = ", ".join(map(str, added["to_restart"]))
+        output.warn(
+            f"the WALs of brokers {brokers} are on one disk each until they are started again, and then on three:"
+            " `tidelog cluster restart --rolling`"
+        )
 
 
 @broker.command()
