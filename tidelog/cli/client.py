@@ -307,7 +307,7 @@ class ClusterConnection:
             response = connection.request("POST", path)
             try:
                 while line := response.readline():
-                    yield json.loads(line, object_hook=_Told)
+                    yield json.loads(line, object_hook=_BrokerAnswer)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise Unavailable(
                     f"{self.admin_url}{path} closed the connection early: {error}",
@@ -319,7 +319,7 @@ class AdminTokenNeeded(InvalidInput):
     """The admin HTTP asks for the token of the cluster's secret, and got none or a wrong one."""
 
 
-class _Told(dict[str, Any]):
+class _BrokerAnswer(dict[str, Any]):
     """An object of what a broker told, which may run another version and not tell all that this one shows."""
 
     def __missing__(self, key: str) -> NoReturn:
@@ -352,7 +352,7 @@ def http_json(
     with _Http(url, token, timeout_s, broker) as connection:
         response = connection.request(method, path, body)
         try:
-            return json.loads(response.read(), object_hook=_Told)
+            return json.loads(response.read(), object_hook=_BrokerAnswer)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(f"{url}{path} returned invalid JSON: {error}", hint="see `tidelog status`") from error
 
