@@ -37,6 +37,7 @@ FORMAT = 2
 FORMAT_WITHOUT_CHECKSUM = 1
 SECRET_FILE = "cluster.secret"
 LAYOUT_FILE = "cluster.json"
+MAX_PORT = 65_535
 MAX_BROKERS = 100
 REPLICAS = 3
 """With so many brokers, `tidelog up` keeps each replica set's WAL on as many, unless told otherwise."""
@@ -214,7 +215,13 @@ def _changeable(directory: Path, running: list[int]) -> ClusterLayout:
 
 
 def _choose_ports(layout: ClusterLayout, config: Config, ids: list[int]) -> None:
-    """Choose distinct ports for nodes without one: the configured port, else a free one. Raises `AddressInUse`."""
+    """Choose distinct ports for nodes without one: the configured port, else a free one.
+
+    Raises `AddressInUse`, and `ConfigError` if one that is counted from the configured port is none.
+    """
+    _check_counted("kafka.port", config.kafka.port, ids)
+    without = [int(each) for each, port in layout.controllers.items() if not port]
+    _check_counted("controller.port", config.controller.port, without)
     if config.kafka.port:
         layout.kafka_ports.update({str(number): config.kafka.port + number - 1 for number in ids})
     taken = {*layout.controllers.values(), *layout.kafka_ports.values()}
@@ -230,6 +237,15 @@ def _choose_ports(layout: ClusterLayout, config: Config, ids: list[int]) -> None
     for number in ids:
         if str(number) not in layout.kafka_ports:
             layout.kafka_ports[str(number)] = free(config.kafka.host)
+
+
+def _check_counted(setting: str, first: int, ids: list[int]) -> None:
+    last = max(ids, default=1)
+    if first + last - 1 > MAX_PORT:
+        raise ConfigError(
+            f"{setting} is {first}: node {last} would listen on {first + last - 1}",
+            hint=f"ports are counted up from it, and end at {MAX_PORT}: choose a lower one",
+        )
 
 
 def _node(loaded: Loaded, layout: ClusterLayout, node_id: int) -> Loaded:
