@@ -62,6 +62,14 @@ class SingleWal:
             found.append(f"replica set {me} is to have {wanted} replicas: that begins when broker {me} is started again")
         return found
 
+    def _wanted(self) -> int:
+        """How many replicas the set is to have from the next start on."""
+        image = self._base.image()
+        row = image.replication.get(self._base.broker_id)
+        if image.level < REPLICATION_LEVEL:  # none could begin at any start
+            return 1
+        return row.policy.total_replicas if row is not None else self._base.settings.replication.total_replicas
+
     def master_status(self) -> dict[str, Any] | None:
         """Return what `ReplicaMaster.status` tells of a set of several, of this set of one; None before it serves."""
         storage, wal, me = self.storage, self.wal, self._base.broker_id
@@ -76,7 +84,7 @@ class SingleWal:
             "committed_offset": storage.committed_offset,
             "sync_state_set": [me],
             "sync_state_epoch": record.sync_state_set_epoch if record is not None else -1,
-            "total_replicas": 1,
+            "total_replicas": self._wanted(),
             "quorum": 1,
             "need": 1,
             "in_sync": [me],

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.cli import Cli, until
 from tests.support.tidelog_process import running
+from tidelog.cli.client import http_text
 from tidelog.controller.model.levels import NEWEST
 
 pytestmark = pytest.mark.processes
@@ -89,6 +90,11 @@ def test_a_wal_that_is_to_be_replicated_since_the_level_was_raised_is_a_problem_
         assert not told()
         cli("cluster", "upgrade", "--yes")
         until(told)
+        [url] = [node["admin_url"] for node in cli("status", "--format", "json", code=None).json()["nodes"]]
+        lines = http_text(url, "/metrics", limit_bytes=1 << 24).splitlines()
+        figures = {name.partition("{")[0]: value for name, _, value in (line.rpartition(" ") for line in lines)}
+        of_set = [figures[f"tidelog_replica_set_{name}"] for name in ("replicas", "in_sync")]
+        assert of_set == ["3.0", "1.0"]  # an alert compares them
 
 
 def test_a_new_cluster_is_at_the_newest_level(tmp_path: Path) -> None:
