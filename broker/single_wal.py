@@ -54,11 +54,9 @@ class SingleWal:
 
     def problems(self) -> list[str]:
         """Return what an operator should know of it, one sentence each."""
-        image, me = self._base.image(), self._base.broker_id
-        row = image.replication.get(me)
-        wanted = row.policy.total_replicas if row is not None else self._base.settings.replication.total_replicas
+        wanted, me = self._wanted(), self._base.broker_id
         found = missing_wal_files(me, me, self.wal.missing_files)
-        if wanted > 1 and image.level >= REPLICATION_LEVEL:  # below, it could begin at no start
+        if wanted > 1:
             found.append(f"replica set {me} is to have {wanted} replicas: that begins when broker {me} is started again")
         return found
 
