@@ -57,7 +57,7 @@ class SingleWal:
         wanted, me = self._wanted(), self._base.broker_id
         found = missing_wal_files(me, me, self.wal.missing_files)
         if wanted > 1:
-            found.append(f"replica set {me} is to have {wanted} replicas: that begins when broker {me} is started again")
+            found += [f"replica set {me} is to have {wanted} replicas: that begins when broker {me} is started again"]
         return found
 
     def _wanted(self) -> int:

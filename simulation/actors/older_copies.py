@@ -25,7 +25,7 @@ TAKEN_ANEW = 0.2
 """How often copies of a set are replaced by newer ones when there are some."""
 
 
-class _Copy(NamedTuple):
+class _DiskCopy(NamedTuple):
     """Of one replica's disk, at one moment."""
 
     wal_id: str
@@ -38,7 +38,7 @@ class OlderCopies:
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster = cluster
-        self._copies: dict[int, dict[int, _Copy]] = {}
+        self._copies: dict[int, dict[int, _DiskCopy]] = {}
 
     def take(self, rng: random.Random) -> None:
         """Copy the disks of each replica set of which all members in sync are there."""
@@ -84,15 +84,15 @@ class OlderCopies:
         rows = self._cluster.watch.replicas.rows
         return [rows[each] for each in sorted(rows) if len(rows[each].in_sync) > 1]
 
-    def _copy(self, set_id: int, broker_id: int, wal_id: str) -> _Copy | None:
+    def _copy(self, set_id: int, broker_id: int, wal_id: str) -> _DiskCopy | None:
         node = self._cluster.nodes[broker_id]
         replica = node.broker.parts.data.hot_sets.get(set_id) if node.ready and node.broker is not None else None
         mount = node.disks.mount(set_id)
         if replica is None or not mount.has_wal(wal_id):
             return None
-        return _Copy(wal_id, replica.wal.end_offset, mount.platters.copy())
+        return _DiskCopy(wal_id, replica.wal.end_offset, mount.platters.copy())
 
-    def _usable(self, row: ReplicationRecord) -> dict[int, _Copy]:
+    def _usable(self, row: ReplicationRecord) -> dict[int, _DiskCopy]:
         """Return the copies for all members in sync but the master; empty if they are not, or prove nothing."""
         record, copies = self._cluster.watch.replica_set(row.id), self._copies.get(row.id, {})
         if record is None or row.election is not None or not self._has_its_disk(row, record.master):
