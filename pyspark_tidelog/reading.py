@@ -148,7 +148,8 @@ def lost(topic: str, partition: int, start: int, first: int) -> DataLoss:
     return DataLoss(
         f"{topic}-{partition}: offsets {start} to {first - 1} do not exist any more: retention or DeleteRecords removed"
         " them",
-        hint="with failOnDataLoss = false reading goes on with the first offset that exists",
+        hint="with failOnDataLoss = false, of `tidelog spark table` --accept-data-loss, reading goes on with the first"
+        " offset that exists",
     )
 
 

@@ -336,6 +336,19 @@ def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_acce
 
 
 @pytest.mark.long
+def test_offsets_of_a_partition_that_was_empty_at_the_last_commit_are_not_left_out_silently(lake: Lake) -> None:
+    lake.produce([(1, None, b"other")])
+    lake.ingest()
+    lake.produce([(0, None, b"%d" % at) for at in range(20)])
+    lake.world.upload()
+    lake.world.delete_records(lake.topic, 12)
+    told = lake.refusal()
+    assert "offsets 0 to 11 do not exist any more" in told
+    assert "--accept-data-loss" in told
+    assert lake.ingest(accepts_loss=True)["rows"] == 8
+
+
+@pytest.mark.long
 def test_an_empty_topic_has_no_table_of_inferred_columns_yet(lake: Lake) -> None:
     told = lake.ingest(schema="json")
     assert (told["commits"], told["snapshot"]) == (0, None)

@@ -82,7 +82,7 @@ def nullable(table: JobTable) -> pa.Schema:
 def advanced(table: JobTable, count: int = 10) -> TableState:
     state = table.state or TableState("t", "id")
     start = state.next.get(0, 0)
-    return state.advanced(state.number + 1, uuid.uuid4().hex[:12], {0: (start, start + count)}, ())
+    return state.advanced(state.number + 1, uuid.uuid4().hex[:12], {0: (start, start + count)}, (), {0: start})
 
 
 def numbers(table: JobTable) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +17,7 @@ from pyspark_tidelog.jobs.table.state import (
     find_state,
     next_chunk,
     read_state,
+    starts,
 )
 from tests.support.examples import examples
 from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound
@@ -29,6 +31,7 @@ STATES = st.builds(
     number=st.integers(0, 1 << 60),
     run=st.text("0123456789abcdef", min_size=12, max_size=12),
     next=OFFSETS,
+    has_all=st.booleans(),
     since=OFFSETS,
     upsert_by=st.lists(st.text(max_size=5), max_size=2).map(tuple),
     pending=st.lists(st.text(max_size=5), max_size=2).map(tuple),
@@ -73,7 +76,7 @@ class History:
         if is_jobs:
             first = before or TableState("t", "id")
             start = first.next.get(0, 0)
-            state = first.advanced(first.number + 1, f"{self.sequence:012x}", {0: (start, start + 5)}, ())
+            state = first.advanced(first.number + 1, f"{self.sequence:012x}", {0: (start, start + 5)}, (), {0: start})
             self.stored = text = state.to_json(self.sequence)
             self.is_ambiguous = self.is_rolled_back = False
         self.snapshots[self.sequence] = SnapshotFact(self.sequence, self.current, self.sequence, text)
@@ -151,17 +154,17 @@ def test_a_table_that_was_replaced_is_not_taken_for_one_that_the_job_has_written
 @settings(max_examples=examples(200), deadline=None)
 def test_chunks_are_bounded_and_together_all_that_is_there(topic: dict[int, tuple[int, int, int]], most: int) -> None:
     firsts = {partition: first for partition, (first, _, _) in topic.items()}
-    starts = {partition: first + known for partition, (first, known, _) in topic.items() if known % 3}
+    known_ends = {partition: first + known for partition, (first, known, _) in topic.items() if known % 3}
     ends = {partition: first + known + more for partition, (first, known, more) in topic.items()}
-    state, seen = TableState("t", "id", next=starts), 0
-    wanted = sum(ends[partition] - starts.get(partition, firsts[partition]) for partition in topic)
+    state, seen = TableState("t", "id", next=known_ends), 0
+    wanted = sum(ends[partition] - known_ends.get(partition, firsts[partition]) for partition in topic)
     while ranges := next_chunk(state, ends, firsts, most):
         size = sum(end - start for start, end in ranges.values())
         assert size == min(most, wanted - seen)
         for partition, (start, end) in ranges.items():
             assert start == state.next.get(partition, firsts[partition])
             assert start < end <= ends[partition]
-        state = state.advanced(state.number + 1, "a", ranges, ())
+        state = state.advanced(state.number + 1, "a", ranges, (), starts(state, firsts))
         seen += size
     assert seen == wanted
 
@@ -176,6 +179,23 @@ def test_a_partition_that_ends_before_what_the_table_has_is_an_error() -> None:
 def test_a_partition_that_may_be_read_up_to_less_than_the_table_has_is_waited_for() -> None:
     state = TableState("t", "id", next={3: 9})
     assert next_chunk(state, {3: 5, 4: 2}, {3: 0, 4: 0}, 100) == {4: (0, 2)}, "a transaction is open at 5"
+
+
+def test_a_partition_that_was_empty_or_not_there_at_the_last_commit_leaves_nothing_out_silently() -> None:
+    state, firsts = TableState("t", "id"), {0: 3, 1: 7, 2: 4}
+    ranges = next_chunk(state, {0: 9, 1: 7, 2: 9}, firsts, 5)
+    assert ranges == {0: (3, 5), 2: (4, 7)}
+    state = state.advanced(1, "a", ranges, (), starts(state, firsts))
+    assert state.next == {0: 5, 1: 7, 2: 7}
+    trimmed = {0: 9, 1: 12, 2: 5, 3: 1}
+    assert next_chunk(state, {0: 9, 1: 12, 2: 7, 3: 2}, trimmed, 100) == {0: (5, 9), 1: (7, 12), 3: (0, 2)}
+
+
+def test_a_state_of_an_older_version_lets_a_partition_that_it_does_not_have_begin_anywhere() -> None:
+    told = json.loads(TableState("t", "id", number=1, next={0: 6}).to_json(1))
+    del told["has_all"]
+    state, _ = read_state(json.dumps(told), "somewhere")
+    assert next_chunk(state, {0: 6, 1: 12}, {0: 0, 1: 9}, 100) == {1: (9, 12)}
 
 
 def test_names_of_attempts_sort_by_number() -> None:

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from pyspark_tidelog.jobs.table.schemas import (
     quarantine_schema,
     raw_fields,
 )
-from pyspark_tidelog.jobs.table.state import TableState, attempt_name, check_ends, next_chunk
+from pyspark_tidelog.jobs.table.state import TableState, attempt_name, check_ends, next_chunk, starts
 from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, append, catalog_file, open_catalog, store_errors
 from pyspark_tidelog.jobs.table.tasks import IngestPlan, TaskOutcome, ingest, observe
 from pyspark_tidelog.jobs.table.upserts import KEY_TYPES, Upsert
@@ -256,7 +256,7 @@ def _checked_state(options: TableOptions, table: JobTable | None, topic_id: str)
             f" again, or is in another cluster (id {topic_id}, and {state.topic_id} before)",
             hint="--accept-new-topic keeps the rows and goes on with the first offset of the new one",
         )
-    return replace(state, topic_id=topic_id, next={}, since={})
+    return replace(state, topic_id=topic_id, next={}, has_all=False, since={})
 
 
 def _first_fields(options: TableOptions) -> Sequence[Any] | None:
@@ -312,7 +312,7 @@ class Ingestion:
             ranges = next_chunk(state, ends.end, ends.first, self._options.max_offsets)
             if not ranges:
                 break
-            state = self._commit(table, state, ranges)
+            state = self._commit(table, state, ranges, starts(state, ends.first))
             self._settle_quarantine(table)
             if not self.is_clean:
                 self._clean(table)
@@ -415,8 +415,8 @@ class Ingestion:
 
     # One commit
 
-    def _commit(self, table: JobTable, state: TableState, ranges: Ranges) -> TableState:
-        """Read ranges of offsets and commit them. Raises as `run`."""
+    def _commit(self, table: JobTable, state: TableState, ranges: Ranges, begun: Mapping[int, int]) -> TableState:
+        """Read ranges of offsets and commit them; `begun`: where all partitions are. Raises as `run`."""
         assert self._quarantine is not None
         past = self._quarantine.state.number if self._quarantine.state is not None else 0
         number, run_id = max(state.number, past) + 1, uuid.uuid4().hex[:12]
@@ -430,7 +430,7 @@ class Ingestion:
             if self._reads.topic_id() != state.topic_id:
                 raise Fenced(f"topic {self._options.topic} was deleted and created again while it was read")
             pending = [_name_of(each) for each in done.bad_files]
-            wanted = state.advanced(number, run_id, ranges, pending)
+            wanted = state.advanced(number, run_id, ranges, pending, begun)
             try:
                 kept = self._put(table, wanted, done, attempts.directory(name))
             except Fenced:  # the number is reached: what was written for it can never be committed

@@ -9,9 +9,10 @@ parent of the oldest snapshot that is left tells nothing, because pyiceberg remo
 
 Invariants: `number` grows by at least one with each commit; a commit of number n was made on the state of the commit
 before it and on no other, so what was written for a number that is reached already can never be committed
-(`pyspark_tidelog.jobs.table.attempts`); `next` never goes back but by a rollback of the table.
+(`pyspark_tidelog.jobs.table.attempts`); `next` never goes back but by a rollback of the table; from a topic's first
+commit on no offset of any of its partitions is left out silently, also of one that was empty then, or not there.
 
-Entry: `TableState`, `find_state`, `check_ends`, `next_chunk`.
+Entry: `TableState`, `find_state`, `check_ends`, `starts`, `next_chunk`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class TableState:
     run: str = ""
     """Of the attempt that made the commit: unique."""
     next: Mapping[int, int] = field(default_factory=dict)
-    """Partition → the offset behind the last one that the table has; a partition that is missing begins anywhere."""
+    """Partition → the offset behind the last one that the table has, or at which it begins; see `starts`."""
+    has_all: bool = False
+    """`next` has all partitions that there were at the last commit. States of older versions had none that were empty
+    all the time."""
     since: Mapping[int, int] = field(default_factory=dict)
     """Partition → the first offset of this commit."""
     upsert_by: tuple[str, ...] = ()
@@ -55,14 +59,23 @@ class TableState:
         return attempt_name(self.number, self.run)
 
     def advanced(
-        self, number: int, run: str, ranges: Mapping[int, tuple[int, int]], pending: Sequence[str]
+        self,
+        number: int,
+        run: str,
+        ranges: Mapping[int, tuple[int, int]],
+        pending: Sequence[str],
+        begun: Mapping[int, int],
     ) -> TableState:
-        """Return the state after a commit that adds ranges of offsets `[start, end)` of partitions."""
+        """Return the state after a commit that adds ranges of offsets `[start, end)` of partitions.
+
+        `begun` is what `starts` tells of all partitions before it.
+        """
         assert number > self.number, (number, self)
         assert all(self.next.get(partition, 0) <= start < end for partition, (start, end) in ranges.items()), ranges
         since = {partition: start for partition, (start, _) in ranges.items()}
-        behind = {**self.next, **{partition: end for partition, (_, end) in ranges.items()}}
-        return replace(self, number=number, run=run, next=behind, since=since, pending=tuple(sorted(pending)))
+        behind = {**self.next, **begun, **{partition: end for partition, (_, end) in ranges.items()}}
+        files = tuple(sorted(pending))
+        return replace(self, number=number, run=run, next=behind, has_all=True, since=since, pending=files)
 
     def to_json(self, sequence: int) -> str:
         """Return the text for a commit whose snapshot has a sequence number."""
@@ -75,6 +88,7 @@ class TableState:
                 "number": self.number,
                 "run": self.run,
                 "next": {str(partition): self.next[partition] for partition in sorted(self.next)},
+                "has_all": self.has_all,
                 "since": {str(partition): self.since[partition] for partition in sorted(self.since)},
                 "upsert_by": list(self.upsert_by),
                 "pending": list(self.pending),
@@ -116,6 +130,7 @@ def read_state(text: str, source: str) -> tuple[TableState, int]:
             number=int(told["number"]),
             run=str(told["run"]),
             next={int(partition): int(offset) for partition, offset in told["next"].items()},
+            has_all=bool(told.get("has_all", False)),
             since={int(partition): int(offset) for partition, offset in told["since"].items()},
             upsert_by=tuple(map(str, told["upsert_by"])),
             pending=tuple(map(str, told["pending"])),
@@ -161,18 +176,27 @@ def check_ends(state: TableState, log_ends: Mapping[int, int]) -> None:
             )
 
 
+def starts(state: TableState, firsts: Mapping[int, int]) -> dict[int, int]:
+    """Return where each partition goes on; `firsts` are the first offsets that exist, and tell which partitions are.
+
+    A topic of which the table has nothing yet begins there. A partition that was added after the last commit begins at
+    0: what is gone of it already is lost, and not left out.
+    """
+    return {partition: state.next.get(partition, 0 if state.has_all else first) for partition, first in firsts.items()}
+
+
 def next_chunk(
     state: TableState, ends: Mapping[int, int], firsts: Mapping[int, int], max_offsets: int
 ) -> dict[int, tuple[int, int]]:
     """Return the offsets `[start, end)` of each partition for the next commit, at most `max_offsets` in all.
 
     What is there is shared out evenly; what a partition does not need is left to others. `firsts` are the first
-    offsets that exist, at which a partition begins that the table has nothing of. `ends` are those up to which it may
-    be read, and may lie before what the table has.
+    offsets that exist; see `starts`. `ends` are those up to which it may be read, and may lie before what the table
+    has.
     """
     assert max_offsets > 0
-    starts = {partition: state.next.get(partition, firsts[partition]) for partition in ends}
-    wanted = {partition: ends[partition] - start for partition, start in starts.items() if ends[partition] > start}
+    begun = starts(state, firsts)
+    wanted = {partition: end - begun[partition] for partition, end in ends.items() if end > begun[partition]}
     shares: dict[int, int] = {}
     left = max_offsets
     by_need = sorted(wanted, key=lambda each: (wanted[each], each))
@@ -180,7 +204,7 @@ def next_chunk(
         shares[partition] = min(wanted[partition], -(-left // (len(by_need) - index)))
         left -= shares[partition]
     return {
-        partition: (starts[partition], starts[partition] + shares[partition])
+        partition: (begun[partition], begun[partition] + shares[partition])
         for partition in sorted(shares)
         if shares[partition] > 0
     }
