@@ -21,7 +21,7 @@ from pyiceberg.types import IcebergType, ListType, LongType, NestedField, Struct
 from pyspark_tidelog.columns import column_names
 from pyspark_tidelog.jobs.table.columns import inferred_fields, wanted_changes
 from pyspark_tidelog.jobs.table.ddl import parse_ddl
-from pyspark_tidelog.jobs.table.rows import RowMaker, RowPlan
+from pyspark_tidelog.jobs.table.rows import KNOWN_YEARS, RowMaker, RowPlan
 from pyspark_tidelog.jobs.table.schemas import JSON, RAW, given_schema, json_fields, partition_spec, raw_fields
 from pyspark_tidelog.jobs.table.shapes import Shape, column_type
 from pyspark_tidelog.jobs.table.values import ADD, IGNORE, REFUSE, Misfit, Wishes, converter
@@ -78,6 +78,17 @@ class Message:
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
         return [("h", None), ("h", b"x")] if self._offset % 2 else None
+
+
+class TimedMessage(Message):
+    """A message of any time."""
+
+    def __init__(self, offset: int, value: bytes | None, timestamp_ms: int) -> None:
+        super().__init__(offset, b"k", value)
+        self._timestamp_ms = timestamp_ms
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._timestamp_ms
 
 
 def batch(records: Sequence[tuple[bytes | None, bytes | None]]) -> pa.RecordBatch:
@@ -204,6 +215,18 @@ def test_the_place_of_a_record_is_kept_in_rows_and_in_the_quarantine() -> None:
     assert [(row["_offset"], row["v"]) for row in good] == [(0, 1), (2, None)]
     assert (bad[0]["_offset"], bad[0]["key"], bad[0]["value"]) == (1, b"k", b"x")
     assert bad[0]["headers"] == [{"key": "h", "value": None}, {"key": "h", "value": b"x"}]
+
+
+@pytest.mark.parametrize("value", [b"{}", b"x"])
+def test_times_that_python_does_not_have_are_told_as_its_first_and_last(value: bytes) -> None:
+    end = 253_402_300_799_999
+    rows = RowCollector(column_names(include_headers=True))
+    for offset, at in enumerate([1_700_000_000_000_000, end + 1, end, -1, -(1 << 63), (1 << 63) - 1]):
+        rows.add(TimedMessage(offset, value, at))
+    good, bad = RowMaker(RowPlan(JSON, schema_of("v long"), ADD)).make(rows.take())
+    told = [row["_timestamp"] for row in (good if good.num_rows else bad).to_pylist()]
+    first, last = KNOWN_YEARS
+    assert told == [last, last, last, datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC), first, last]
 
 
 def test_a_raw_table_takes_every_record_as_it_is() -> None:

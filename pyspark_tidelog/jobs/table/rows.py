@@ -8,10 +8,12 @@ Entry: `RowMaker`, `RowPlan`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
@@ -19,6 +21,8 @@ from pyspark_tidelog.jobs.table.schemas import DELETED, JSON, MESSAGE_KEY, OWN, 
 from pyspark_tidelog.jobs.table.values import ADD, Misfit, Wishes, converter, struct_converter
 
 RAW_KEY = "key"
+KNOWN_YEARS = (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC))
+"""The first and the last time of a record that Python has, and so pyiceberg; others are told as these."""
 _PLACES = {"_topic": "topic", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _RAW = {RAW_KEY: "key", "value": "value", "headers": "headers"}
 
@@ -54,6 +58,7 @@ class RowMaker:
 
     def make(self, batch: pa.RecordBatch) -> tuple[pa.Table, pa.Table]:
         """Return the rows of a batch, and those for the quarantine."""
+        batch = _in_known_years(batch)
         keys = batch.column("key").to_pylist() if self._plan.upsert_by or self._plan.kind == JSON else []
         values = batch.column("value").to_pylist() if keys else []
         good: list[int] = []
@@ -142,6 +147,15 @@ class RowMaker:
                 source = batch.column({**_PLACES, **_RAW}[field.name])
             columns.append(source.cast(field.type))
         return pa.Table.from_arrays(columns, schema=self._bad)
+
+
+def _in_known_years(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose times are those of `KNOWN_YEARS`."""
+    at = batch.schema.get_field_index("timestamp")
+    field = batch.schema.field(at)
+    first, last = (pa.scalar(each, field.type).cast(pa.int64()) for each in KNOWN_YEARS)
+    times = pc.max_element_wise(pc.min_element_wise(batch.column(at).cast(pa.int64()), last), first)
+    return batch.set_column(at, field, times.cast(field.type))
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
