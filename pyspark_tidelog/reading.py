@@ -160,7 +160,7 @@ def _first_left(consumer: Any, task: Task, at: int, *, fails: bool) -> int:
     first, _ = consumer.get_watermark_offsets(TopicPartition(task.topic, task.partition), timeout=TAIL_IDLE_S)
     if fails or first <= at:
         raise lost(task.topic, task.partition, at, max(first, at + 1))
-    consumer.seek(TopicPartition(task.topic, task.partition, first))
+    consumer.assign([TopicPartition(task.topic, task.partition, first)])  # after such an error there is no seek
     return int(first)
 
 

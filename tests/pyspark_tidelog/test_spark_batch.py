@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
 from tests.e2e.backends import create_topic
 from tests.pyspark_tidelog.harness import FLAGS, Row, Spark, World, expected
@@ -235,6 +235,22 @@ def test_records_that_are_deleted_after_the_plan_are_data_loss(spark: Spark, wor
         assert f"{topic}-0: offsets 0 to 69 do not exist any more" in told["error"]
         return
     assert [row["offset"] for row in spark.read()] == list(range(70, 100))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_records_of_the_tail_that_are_deleted_after_the_plan_are_data_loss(
+    spark: Spark, world: World, fails: bool
+) -> None:
+    topic = f"deleted-tail-{fails}".lower()
+    create_topic(world.bootstrap, topic, 1)
+    world.produce(topic, 0, 0, 50)
+    spark.plan(world.options(subscribe=topic, failOnDataLoss=str(fails).lower()))
+    place = TopicPartition(topic, 0, 20)
+    world.connection.admin.delete_records([place])[place].result(60)
+    if fails:
+        assert f"{topic}-0: offsets 0 to 19 do not exist any more" in spark.ask(read=True)["error"]
+        return
+    assert [row["offset"] for row in spark.read()] == list(range(20, 50))
 
 
 @pytest.mark.long
