@@ -1,6 +1,6 @@
 """The driver's part of a read: which partitions and offsets it has, and the tasks that read them.
 
-Entry: `places`, `bounds`, `tasks_of`, `TaskPartition`.
+Entry: `places`, `bounds`, `tasks_of`, `tell_lost`, `TaskPartition`.
 """
 
 from __future__ import annotations
@@ -116,8 +116,13 @@ def tasks_of(
 
 def _checked(one: PlannedRange, start: int, options: ReadOptions) -> PlannedRange:
     if one.start > start:
-        told = lost(one.topic, one.partition, start, one.start)
-        if options.fail_on_data_loss:
-            raise told
-        logger.warning("%s", told.message)
+        tell_lost((one.topic, one.partition), start, one.start, options)
     return one
+
+
+def tell_lost(place: Partition, start: int, first: int, options: ReadOptions) -> None:
+    """Say that offsets `[start, first)` are gone. Raises `DataLoss`, unless the options say that they may be."""
+    told = lost(*place, start, first)
+    if options.fail_on_data_loss:
+        raise told
+    logger.warning("%s", told.message)

@@ -35,7 +35,7 @@ from pyspark_tidelog.options import (
     read_options,
     stream_options,
 )
-from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
+from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of, tell_lost
 from pyspark_tidelog.reading import read_task
 from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer
 from pyspark_tidelog.stream import TidelogStreamReader
@@ -126,7 +126,7 @@ class TidelogReader(DataSourceReader):
         return tasks_of(found, ranges, cluster, lookups, lease)
 
     def _ranges(self, cluster: Cluster, wanted: list[Partition]) -> dict[Partition, tuple[int, int]]:
-        """Return the offsets to read of each partition, without those that have none."""
+        """Return the offsets to read of each partition, without those that have none. Raises `DataLoss`."""
         pruning = self._pruning
         first, last = cluster.offsets(dict.fromkeys(wanted, EARLIEST)), cluster.offsets(dict.fromkeys(wanted, LATEST))
         starts = bounds(cluster, first, last, is_start=True)
@@ -139,6 +139,9 @@ class TidelogReader(DataSourceReader):
             start, end = max(starts[place], pruning.start), min(ends[place], pruning.end)
             if place in since:
                 start = max(start, since[place] if since[place] >= 0 else end)
+            if start < end and start < first[place]:  # objects have offsets for a while after they were deleted
+                tell_lost(place, start, min(first[place], end), self._options)
+                start = first[place]
             if start < end:
                 found[place] = (start, end)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,24 @@ def test_records_that_are_deleted_after_the_plan_are_data_loss(spark: Spark, wor
         assert f"{topic}-0: offsets 0 to 69 do not exist any more" in told["error"]
         return
     assert [row["offset"] for row in spark.read()] == list(range(70, 100))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_records_that_were_deleted_before_the_plan_are_data_loss_though_objects_have_them(
+    spark: Spark, world: World, fails: bool
+) -> None:
+    topic = f"deleted-before-{fails}".lower()
+    create_topic(world.bootstrap, topic, 1)
+    world.produce(topic, 0, 0, 50)
+    world.upload()
+    place = TopicPartition(topic, 0, 20)
+    world.connection.admin.delete_records([place])[place].result(60)
+    offsets = json.dumps({topic: {"0": 5}})
+    options = world.options(subscribe=topic, startingOffsets=offsets, failOnDataLoss=str(fails).lower())
+    if fails:
+        assert f"{topic}-0: offsets 5 to 19 do not exist any more" in spark.refusal(options)
+        return
+    assert [row["offset"] for row in spark.read(options)] == list(range(20, 50))
 
 
 @pytest.mark.parametrize("fails", [True, False])
