@@ -31,7 +31,7 @@ from tidelog.controller.active.peers import Peers
 from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import BrokerSessions
-from tidelog.controller.active.state_keeper import BucketSuperseded, StateKeeper
+from tidelog.controller.active.state_keeper import BucketSuperseded, KeptLog, StateKeeper
 from tidelog.controller.checkup import CHECKUP_METHODS, Checkup, CheckupWorld
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
@@ -208,11 +208,20 @@ class ControllerNode:
             world.state_store,
             self._settings,
             self._clock,
-            take=self._ask_copy,
-            term=self._require_active,
+            log=KeptLog(self._ask_copy, self._require_active, self._confirm_term),
             on_refused=refused,
             proof=world.bucket_proof,
         )
+
+    async def _confirm_term(self) -> int:
+        """Return the term that this controller leads in after a new entry of the log was committed, or -1.
+
+        Until that moment no controller of a later term was elected.
+        """
+        before = self._consensus.role
+        await self._consensus.barrier(self._settings.command_timeout_ms / 1000)
+        now = self._consensus.role
+        return now.term if before.is_leader and now.is_leader and now.term == before.term else -1
 
     def _ask_copy(self) -> asyncio.Future[StateCopy]:
         assert self._replica is not None, "the controller was not started"
@@ -418,19 +427,18 @@ class ControllerNode:
             try:
                 if self.image.cluster is None or self._level < NEWEST:  # what is not applied yet may be another level
                     await self._consensus.barrier(self._settings.command_timeout_ms / 1000)
+                if self._keeper is not None:
+                    await self._keeper.look_first(term)
                 become = c.BecomeActive(self._node_id, term, cluster_id, self._delete_delay_ms)
                 active_at = (await self._propose(become, term)).version
                 break
+            except BucketSuperseded:
+                return  # it has been reported: this controller ends
             except TidelogError as error:
                 logger.warning("not active yet", extra={"term": term, "error": str(error)})
                 await self._clock.sleep(backoff.next_delay_s())
         while self.image.version < active_at:
             await self.feed.wait_newer(active_at - 1, 1.0)
-        if self._keeper is not None:
-            try:
-                await self._keeper.look_first()
-            except BucketSuperseded:
-                return  # it has been reported: this controller ends
         self._term_began = (term, self._clock.monotonic())
         self._sessions.activated(self._clock.monotonic())
         self._readers.activated(self._clock.monotonic())

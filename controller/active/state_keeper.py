@@ -7,6 +7,12 @@ one the bucket must be
 proven to be the cluster's (`tidelog.storage.bucket.proof`); otherwise the controller ends. Of the older states only
 those are deleted that are behind the newest `state_kept`, and only after the newest one is in the bucket.
 
+Whoever becomes active has all commands of earlier terms in its log, so no state in the bucket is newer than what it
+begins with, but those that it puts itself. One that is shows that this log is an older copy, or that a process runs
+over a copy of its directory: the two would give the same ids to different objects, and overwrite each other's. The
+controller ends then. It looks before its term changes anything: what each refused start would add to the log could
+make an old copy look new.
+
 Entry: `StateKeeper.run`; `check_owner` before anything is deleted from the bucket; `write_last` at a clean stop.
 """
 
@@ -14,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -24,6 +31,7 @@ from tidelog.controller.model.bucket_state import (
     BucketState,
     StateName,
     claim_key,
+    decode_state,
     encode_state,
     generation_of,
     metadata_prefix,
@@ -33,9 +41,11 @@ from tidelog.controller.model.bucket_state import (
     state_key,
 )
 from tidelog.controller.model.commands import Barrier
+from tidelog.controller.model.errors import NotController
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.storage.bucket.proof import BucketProof, WrongBucket
@@ -49,12 +59,24 @@ FIRST_LOOK_S = 1.0
 """How long a controller that becomes active waits to learn whether it owns the bucket."""
 LAST_WRITE_S = 10.0
 """How long a stop waits for the last state."""
+KNOWN_STATES = 1024
+"""How many states a keeper remembers as its own, or as no newer than it; far more than are kept in a bucket."""
 TakeState = Callable[[], asyncio.Future[StateCopy]]
 """Asks for a copy of the state; it comes when a command that is proposed afterwards was applied, or sooner."""
 
 
+class KeptLog(NamedTuple):
+    """What a keeper asks of the replicated log."""
+
+    take: TakeState
+    term: Callable[[], int]
+    """Returns the term in which this controller is active; raises `NotController` if it is not."""
+    confirm: Callable[[], Awaitable[int]]
+    """Returns the term that this controller leads in after a new entry was committed; -1 if it changed meanwhile."""
+
+
 class BucketSuperseded(TidelogError):
-    """Another cluster was rebuilt from this bucket and owns it now; this controller must not go on."""
+    """Another cluster was rebuilt from this bucket, or has gone on with it; this controller must not go on."""
 
     exit_code = 9
     """As of a wrong data directory: a restart does not help."""
@@ -80,8 +102,7 @@ class StateKeeper:
         settings: ControllerSettings,
         clock: Clock,
         *,
-        take: TakeState,
-        term: Callable[[], int],
+        log: KeptLog,
         on_refused: Callable[[Exception], None],
         proof: BucketProof | None = None,
     ) -> None:
@@ -89,12 +110,17 @@ class StateKeeper:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._take = take
-        self._term = term
+        self._take = log.take
+        self._term = log.term
+        self._confirm = log.confirm
         self._on_refused = on_refused
         self._proof = proof
         self._limiter = LogLimiter(logger, clock, burst=1, period_s=60.0)
         self._lock = asyncio.Lock()
+        self._began = (-1, 0)
+        """Present term, and the metadata version with which it began."""
+        self._known: deque[int] = deque(maxlen=KNOWN_STATES)
+        """Log indices of states that this keeper has put, or tried to, or that are not newer than its beginning."""
         self._term_written = -1
         self._written_at = 0.0
         self._shown_at = 0.0
@@ -169,16 +195,19 @@ class StateKeeper:
             finally:
                 taken.cancel()
             await self.check_owner()
+            found = await self._check_states()
             image = self._role.image()
             generation, now_ms = generation_of(image.kv), self._clock.time_ms()
             head = (image.cluster_id, generation, copy.log_index, copy.version, term, now_ms, closed)
             data = await asyncio.to_thread(lambda: encode_state(BucketState(*head, copy.encode())))
             await self._put_owner()
-            await self._store.put(state_key(image.cluster_id, generation, copy.log_index), [data])
+            self._known.append(copy.log_index)  # before its outcome is known
+            key = state_key(image.cluster_id, generation, copy.log_index)
+            await self._store.put(key, [data])
             self.written = Written(copy.log_index, copy.version, now_ms, len(data))
             self._term_written, self._written_at = term, self._clock.monotonic()
             self.problem, self._failed_at = "", None
-            await self._delete_old(image.cluster_id, StateName(generation, copy.log_index))
+            await self._delete_old({**found, StateName(generation, copy.log_index): key})
             return self.written
 
     async def _prove(self) -> None:
@@ -212,32 +241,90 @@ class StateKeeper:
             await self._store.head(claim_key(image.cluster_id, generation + 1))
         except ObjectNotFound:
             return
-        error = BucketSuperseded(
+        raise self._refuse(
             f"the bucket {self._store.url} belongs to generation {generation + 1} of cluster {image.cluster_id}, which"
             f" was rebuilt from it; this controller is of generation {generation}",
             hint="stop this cluster for good; its data directories may be deleted",
         )
-        self._on_refused(error)
-        raise error
 
-    async def look_first(self) -> None:
-        """As `check_owner`, before a controller becomes active; a bucket that does not answer soon does not stop it."""
+    async def _check_states(self) -> dict[StateName, str]:
+        """Return the keys of all states. Raises `BucketSuperseded`, which has been reported then, if one is foreign."""
+        found, foreign = await self._look_at_states()
+        if foreign is not None:
+            await self._end_for(*foreign)
+        return found
+
+    async def _look_at_states(self) -> tuple[dict[StateName, str], tuple[int, int, int] | None]:
+        """Return the keys of all states, and the term, its first version and that of a newer state that is not ours."""
+        image, (term, began_at) = self._role.image(), self._began
+        found: dict[StateName, str] = {}
+        async for info in self._store.list(metadata_prefix(image.cluster_id)):
+            if (name := parse_state_key(info.key)) is not None:
+                found[name] = info.key
+        generation = generation_of(image.kv)
+        for name, key in found.items():
+            if name.generation != generation or name.log_index <= began_at or name.log_index in self._known:
+                continue
+            version = await self._version_of(key)
+            if version > began_at:
+                return found, (term, began_at, version)
+            self._known.append(name.log_index)
+        return found, None
+
+    async def _end_for(self, term: int, began_at: int, version: int) -> None:
+        """End because of a state of `version`, if the term is still ours: its author was not elected after us then."""
+        if await self._confirm() != term:
+            raise NotController("this controller was active when a newer state was found, and is not any more")
+        cluster_id = self._role.image().cluster_id
+        raise self._refuse(
+            f"the bucket {self._store.url} has metadata of cluster {cluster_id} of version {version}; this controller"
+            f" began with version {began_at}: its data directory is an older copy, or another process runs over a copy",
+            hint="stop the other process, if there is one. Otherwise put the newest data directory in place, or make"
+            " one of what is in the bucket: `tidelog cluster rebuild`",
+        )
+
+    async def _version_of(self, key: str) -> int:
+        """Return the metadata version of a state; -1 if it is gone, or cannot be read."""
+        try:
+            return decode_state(await self._store.get(key), key=key).version
+        except ObjectNotFound:
+            return -1
+        except (CorruptData, NewerLevel) as error:
+            logger.warning("a metadata state in the bucket cannot be read", extra={"error": str(error)})
+            return -1
+
+    def _refuse(self, message: str, *, hint: str) -> BucketSuperseded:
+        """Report that this controller must not go on."""
+        error = BucketSuperseded(message, hint=hint)
+        self._on_refused(error)
+        return error
+
+    async def look_first(self, term: int) -> None:
+        """Look who owns the bucket, before the term of a controller that is elected changes anything.
+
+        A bucket that does not answer soon does not stop it: `write` looks again. Raises `BucketSuperseded`, which has
+        been reported then, and errors of the log.
+        """
+        await self._confirm()  # all commands of earlier terms are applied then
+        image = self._role.image()
+        self._began = term, image.version
+        foreign = None
+        if image.cluster is None:
+            return
         try:
             async with asyncio.timeout(FIRST_LOOK_S):
                 await self.check_owner()
+                _, foreign = await self._look_at_states()
         except BucketSuperseded:
             raise
         except (TimeoutError, TidelogError) as error:
             text = str(error) or f"no answer within {FIRST_LOOK_S} s"
             logger.warning("the bucket does not say who owns it; becoming active", extra={"error": text})
+        if foreign is not None:
+            await self._end_for(*foreign)
 
-    async def _delete_old(self, cluster_id: str, newest: StateName) -> None:
-        """Delete states behind the newest few up to `newest`, which is in the bucket."""
-        found = []
-        async for info in self._store.list(metadata_prefix(cluster_id)):
-            name = parse_state_key(info.key)
-            if name is not None and name <= newest:
-                found.append((name, info.key))
-        old = [key for _, key in sorted(found, reverse=True)[self._settings.state_kept :]]
+    async def _delete_old(self, found: dict[StateName, str]) -> None:
+        """Delete all but the newest few; the newest one is in the bucket."""
+        old = [found[name] for name in sorted(found, reverse=True)[self._settings.state_kept :]]
         if old:
             await self._store.delete(old)

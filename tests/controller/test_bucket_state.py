@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,64 @@ async def test_a_superseded_controller_writes_and_deletes_nothing_more_and_ends(
     assert await states(store, node.image.cluster_id) == kept and not deleted
     await node.close()
     assert await states(store, node.image.cluster_id) == kept
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_an_older_copy_of_the_directory_is_refused_again_and_again(tmp_path: Path) -> None:
+    """The bucket knows of commands that the copy does not have. No start of it may make it look newer than that."""
+    store = MemoryObjectStore(SystemClock())
+    node = await started(tmp_path / "new", store)
+    await node.close()
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    node = await started(tmp_path / "new", store)
+    await alter(node, 1)
+    await node.close()
+    kept = await states(store, node.image.cluster_id)
+    for _ in range(8):
+        failed: list[Exception] = []
+        copy = make_node(tmp_path / "old", settings=QUICK, state_store=store, on_failed=failed.append)
+        await copy.start()
+        await until(lambda failed=failed: bool(failed))  # type: ignore[misc]
+        assert isinstance(failed[0], BucketSuperseded) and "older copy" in str(failed[0])
+        assert not copy.is_active
+        await copy.close()
+    assert await states(store, node.image.cluster_id) == kept
+    await (await started(tmp_path / "new", store)).close()
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_a_controller_over_a_copy_of_the_directory_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
+    store = MemoryObjectStore(SystemClock())
+    node = await started(tmp_path / "one", store)
+    await node.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    node = await started(tmp_path / "one", store)
+    await until(lambda: written_version(node) >= 0)
+    failed: list[Exception] = []
+    copy = make_node(tmp_path / "other", settings=QUICK, state_store=store, on_failed=failed.append)
+    await copy.start()
+    await until(lambda: bool(failed))
+    assert isinstance(failed[0], BucketSuperseded)
+    await copy.close()
+    before = written_version(node)
+    await alter(node, 1)
+    await until(lambda: written_version(node) > before)
+    await node.close()
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_a_controller_finds_later_that_another_one_has_gone_on_from_the_same_log(tmp_path: Path) -> None:
+    store = MemoryObjectStore(SystemClock())
+    failed: list[Exception] = []
+    node = await started(tmp_path, store, on_failed=failed.append)
+    await until(lambda: written_version(node) >= 0)
+    found, _ = await newest(store, node)
+    other = msgspec.structs.replace(found, index=found.index + 5, version=found.version + 3)
+    await store.put(state_key(other.cluster_id, 1, other.index), [encode_state(other)])
+    await alter(node, 1)
+    await until(lambda: bool(failed))
+    assert isinstance(failed[0], BucketSuperseded)
+    await node.close()
 
 
 def test_the_first_generation_has_no_row() -> None:
