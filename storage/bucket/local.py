@@ -241,7 +241,7 @@ class LocalObjectStore(PlainViews):
 
     def _put(self, key: str, path: Path, body: Sequence[Buffer], if_absent: bool) -> ObjectInfo:
         if if_absent and path.is_file():  # saves the write; link decides
-            raise ObjectExists(f"object {key} exists in {self.url}")
+            raise self._exists(key, path)
         for _ in range(NAME_ATTEMPTS):
             tmp = self._tmp / f"{self._tmp_prefix}-{next(self._tmp_numbers):x}"
             descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -276,8 +276,17 @@ class LocalObjectStore(PlainViews):
         except (FileExistsError, IsADirectoryError) as error:
             if path.is_dir():
                 raise InvalidInput(f"object key {key!r} is also a directory of other keys") from error
-            raise ObjectExists(f"object {key} exists in {self.url}") from error
+            raise self._exists(key, path) from error
         directory.sync()
+
+    def _exists(self, key: str, path: Path) -> ObjectExists:
+        """Return the error for a name that is taken, once the name is durable: who finds his own object relies on it.
+
+        Whoever gave it may have ended before the sync, or got an error from it and be trying again.
+        """
+        with contextlib.suppress(FileNotFoundError):  # deleted since
+            self._directories.get(path.parent).sync()
+        return ObjectExists(f"object {key} exists in {self.url}")
 
     def _directory_for(self, key: str, path: Path) -> OpenDirectory:
         """Return the directory of an object; create it if needed."""

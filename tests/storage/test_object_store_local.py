@@ -220,6 +220,37 @@ async def test_what_a_failed_fsync_covered_is_never_served(tmp_path: Path, monke
     await store.close()
 
 
+async def test_a_name_is_durable_before_anybody_is_told_that_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put whose directory could not be synced is tried again, and its object found: it counts as stored then."""
+    store = LocalObjectStore(tmp_path / "bucket")
+    await store.put("a/other", [b"x"])
+    failures = 2
+    synced: list[str] = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        nonlocal failures
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name == "a":
+            if failures:
+                failures -= 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            synced.append(path.name)
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="Input/output error"):
+            await store.put("a/k", [b"x"], if_absent=True)
+    assert not synced
+    with pytest.raises(ObjectExists):
+        await store.put("a/k", [b"x"], if_absent=True)
+    assert synced == ["a"]
+    await store.close()
+
+
 async def test_every_name_is_synced_up_to_the_root_unless_it_was_and_still_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
