@@ -56,7 +56,7 @@ from tidelog.storage.bucket.common import (
     split_merged,
 )
 from tidelog.storage.bucket.s3_client import MIN_BYTES_PER_S, WRITER_ID, BotoRequests, DataRequests, open_client
-from tidelog.storage.bucket.s3_errors import ATTEMPT_ERRORS, classify, is_charged
+from tidelog.storage.bucket.s3_errors import ATTEMPT_ERRORS, classify, is_charged, required
 from tidelog.storage.bucket.s3_multipart import MIN_PART_BYTES, MultipartUpload
 from tidelog.storage.bucket.stats import OperationStats, StoreStats
 from tidelog.storage.bucket.store import ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload, View
@@ -190,8 +190,10 @@ class S3ObjectStore(PlainViews):
 
         async def request(client: Any, _deadline: asyncio.Timeout) -> ObjectInfo:
             answer = await client.head_object(Bucket=self._bucket, Key=name)
-            modified_ms = int(answer["LastModified"].timestamp() * 1000)
-            return ObjectInfo(key, int(answer["ContentLength"]), answer["ETag"].strip('"'), modified_ms)
+            modified_ms = int(required(answer, "LastModified").timestamp() * 1000)
+            return ObjectInfo(
+                key, int(required(answer, "ContentLength")), required(answer, "ETag").strip('"'), modified_ms
+            )
 
         with self.stats.measure("head") as stats:
             return await self._call(stats, "head", key, request, kind="head")
@@ -212,7 +214,9 @@ class S3ObjectStore(PlainViews):
                 arguments["StartAfter"] = after
 
             async def request(client: Any, _deadline: asyncio.Timeout, arguments: Any = arguments) -> Any:
-                return await client.list_objects_v2(**arguments)
+                answer = await client.list_objects_v2(**arguments)
+                required(answer, "IsTruncated")
+                return answer
 
             with self.stats.measure("list") as stats:
                 page = await self._call(stats, "list", prefix, request, kind="list")
@@ -350,7 +354,7 @@ class S3ObjectStore(PlainViews):
                 if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 412:
                     raise
                 answer = await self._own_success(client, name, writer, error)
-            return str(answer["ETag"]).strip('"')
+            return str(required(answer, "ETag")).strip('"')
 
         return await self._call(stats, "conditional create", key, request, kind="put", size=size)
 

@@ -25,6 +25,7 @@ from botocore.handlers import add_expect_header, set_list_objects_encoding_type_
 
 from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.common import StoreUnsupported, Transient, join_body
+from tidelog.storage.bucket.s3_errors import required
 from tidelog.storage.bucket.store import View
 from tidelog.storage.settings import S3Settings
 
@@ -167,7 +168,7 @@ class BotoRequests:
         answer = await self._client.put_object(
             Bucket=self._bucket, Key=name, Body=payload(join_body(body)), **condition
         )
-        return str(answer["ETag"]).strip('"')
+        return str(required(answer, "ETag")).strip('"')
 
     async def get(self, name: str, deadline: asyncio.Timeout) -> bytes:
         """See `DataRequests.get`."""

@@ -3,12 +3,13 @@
 `classify` maps the exceptions of botocore and aiohttp to `Transient` (the retry loop continues) or to the error for the
 caller. The codes are those of "Error responses" in the Amazon S3 API reference, which other servers use too.
 
-Entry: `classify`, `ATTEMPT_ERRORS`.
+Entry: `classify`, `ATTEMPT_ERRORS`, `required`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import aiohttp
 from botocore.exceptions import (
@@ -84,6 +85,13 @@ _NAME_HINT: Final = "is {!r} a legal name? Buckets have 3 to 63 lower-case lette
 _REGION_CODES: Final = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )
+
+
+def required(answer: Mapping[str, Any], name: str) -> Any:
+    """Return what every answer of its kind has. Raises `ResponseParserError` if a proxy, or a portal, has answered."""
+    if name not in answer:
+        raise ResponseParserError(f"the answer has no {name}: was it an S3 server's?")
+    return answer[name]
 
 
 def is_charged(error: BaseException) -> bool:

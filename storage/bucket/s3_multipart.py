@@ -24,6 +24,7 @@ from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.accounts import RequestKind
 from tidelog.storage.bucket.common import gather_or_cancel, slice_body
 from tidelog.storage.bucket.s3_client import WRITER_ID, payload
+from tidelog.storage.bucket.s3_errors import required
 from tidelog.storage.bucket.stats import OperationStats
 from tidelog.storage.bucket.store import ObjectNotFound
 
@@ -83,7 +84,7 @@ class MultipartUpload:
 
     async def _begin(self, client: Any, _deadline: asyncio.Timeout) -> str:
         answer = await client.create_multipart_upload(**self._target, Metadata={WRITER_ID: self._writer})
-        return str(answer["UploadId"])
+        return str(required(answer, "UploadId"))
 
     async def _send_parts(
         self, stats: OperationStats, upload: dict[str, str], body: Sequence[Buffer], size: int
@@ -97,7 +98,7 @@ class MultipartUpload:
 
                 async def request(client: Any, _deadline: asyncio.Timeout) -> str:
                     answer = await client.upload_part(**upload, PartNumber=number, Body=payload(data))
-                    return str(answer["ETag"])
+                    return str(required(answer, "ETag"))
 
                 etag = await self._call(
                     stats, f"put of part {number} of", self._key, request, kind="put", size=len(data)
@@ -117,7 +118,7 @@ class MultipartUpload:
                 answer = await client.head_object(**self._target)
                 if answer.get("Metadata", {}).get(WRITER_ID) != self._writer:
                     raise
-            return str(answer["ETag"]).strip('"')
+            return str(required(answer, "ETag")).strip('"')
 
         return str(await self._call(stats, "end of multipart put", self._key, request, kind="put"))
 

@@ -422,6 +422,30 @@ async def test_a_bucket_that_refuses_deletes_is_not_healthy(moto_server: S3Serve
         assert guarded.health.problems() == []
 
 
+async def test_a_success_that_no_s3_server_would_send_is_retried(moto_server: S3Server) -> None:
+    """A proxy, or a portal, has answered: nothing was stored, and nothing is known to be absent."""
+    portal = Fault(answer=b"<html>please log in</html>")
+    async with proxied(moto_server, retry_budget_ms=1000) as (proxy, store):
+
+        async def listed() -> None:
+            assert [info.key async for info in store.list("")] == ["k", "new"]
+
+        steps: dict[str, Callable[[], Awaitable[Any]]] = {
+            "put": lambda: store.put("k", [b"data"]),
+            "create": lambda: store.put("new", [b"data"], if_absent=True),
+            "head": lambda: store.head("k"),
+            "list": listed,
+        }
+        for step in steps.values():
+            proxy.first(1, portal)
+            await step()
+        assert await store.get("k") == await store.get("new") == b"data"
+        proxy.fault = lambda seen: portal
+        for name in ("put", "head", "list"):
+            with pytest.raises(Unavailable):
+                await steps[name]()
+
+
 def page(*keys: str, token: str = "", truncated: bool = True) -> Fault:
     """A page of a listing."""
     rows = "".join(
