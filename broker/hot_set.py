@@ -101,9 +101,9 @@ class HotSet:
 
     @classmethod
     async def open(cls, shared: HotShared, opened: OpenedReplicaWal, replica_set_id: int) -> HotSet:
-        """Read the WAL on a disk. Raises `CorruptData`, `DamagedFile`, `WalFailed`, `StorageFailed`."""
+        """Read the WAL on a disk. Raises `CorruptData`, `ForeignWal`, `WalFailed`, `StorageFailed`."""
         try:
-            wal_id = await read_wal_id(opened.disk, shared.base.world.rng)
+            wal_id = await read_wal_id(opened.disk, shared.base.world.rng, replica_set_id)
             found = cls(shared, replica_set_id, opened, wal_id)
             await found.wal.recover(found._tail.add)
         except OSError as error:
@@ -142,7 +142,7 @@ class HotSet:
             extra={"replica_set": self.replica_set_id, "wal_end": self.wal.end_offset, "committed": committed},
         )
         await self.wal.reset(committed, kept_as)
-        self._wal_id = await renew_wal_id(self._disk, base.world.rng)
+        self._wal_id = await renew_wal_id(self._disk, base.world.rng, self.replica_set_id)
         self._tail = WarmTail(LogCache(self._shared.log_cache_bytes), committed)
 
     def begin(self, registration_epoch: int) -> None:

@@ -63,7 +63,7 @@ async def make_replica(directory: Path, replica_set: int) -> str:
     """Keep some records of a set, its own or another broker's; return the id of the WAL."""
     rng = random.Random(1)
     wal, disk = DirectoryReplicaDisks(directory, 1, WalSettings(), rng).open(replica_set)
-    wal_id = await read_wal_id(disk, rng)
+    wal_id = await read_wal_id(disk, rng, replica_set)
     await wal.recover(lambda _record: None)
     await wal.begin_epoch(1)
     wal.append(StreamAppend(7, 1, 0, 1, (b"value" * 100,)))
