@@ -91,6 +91,8 @@ class ReplicaFollower:
         self._following: WalFollower | None = None
         self._is_matched = False
         """Whether the WAL is a prefix of the master's, and acknowledgements count."""
+        self._matched_at = 0.0
+        """When it began to be. Whether the master can go on from there is only known by what follows."""
         self._is_tail_true = False
         """Whether what the WAL knows to be confirmed says so of the tail's records: they are the WAL's."""
         self._inbox: deque[Frame] = deque()
@@ -292,6 +294,9 @@ class ReplicaFollower:
             if following.fits(frame, self._wal.end_offset):
                 await self._receive(following, frame)
             self._note_confirmed(following, self._wal.durable_offset)
+            if len(frame.body) or self._heard_at - self._matched_at >= self._limits.link.heartbeat_s / 2:
+                self.problem, self.failing_since = "", None
+                self._backoff.reset()
         elif isinstance(frame, Welcome):
             await self._match(following, connection, frame)
         elif isinstance(frame, Goodbye):
@@ -329,9 +334,8 @@ class ReplicaFollower:
         self._reconcile()
         self._told_readable = wal.confirm_offset
         self._is_matched = True
-        self.lost_at = self.failing_since = None
-        self.problem = ""
-        self._backoff.reset()
+        self._matched_at = self._world.clock.monotonic()
+        self.lost_at = None
         self._acknowledge(wal.durable_offset)
         self._fillable.set()
         self._events.following()

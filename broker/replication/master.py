@@ -116,6 +116,8 @@ class ReplicaMaster:
         self._disk = DiskWatch(self._limits.hung_disk_s, self._limits.tick_s)
         self._moved = asyncio.Event()
         """Followers may have to be told of the confirm offset."""
+        self._unreadable: dict[int, int] = {}
+        """Where the WAL could not be read last, by the broker that it was read for."""
         self._appended = 0
         self._reported: dict[WalReplica, int] = {}
         """Where the controllers were told that the members' WALs end."""
@@ -419,8 +421,10 @@ class ReplicaMaster:
             one.connection.say_goodbye(GoodbyeCode.CLOSING, "what would follow was trimmed: connect again")
             return 0
         except (CorruptData, WalFailed, Closed) as error:
-            one.connection.say_goodbye(GoodbyeCode.CLOSING, "the master cannot read its WAL")
-            if isinstance(error, CorruptData):
+            one.connection.say_goodbye(GoodbyeCode.CLOSING, f"the master cannot read its WAL: {error}")
+            reader = one.replica.broker_id
+            if isinstance(error, CorruptData) and self._unreadable.get(reader) != batch.offset:
+                self._unreadable[reader] = batch.offset  # it comes again and again
                 logger.error("the WAL cannot be read for a follower", exc_info=error, extra={"offset": batch.offset})
             return 0
         if raw is None or one.link.state is not LinkState.TRANSFER or one.link.next_offset != raw.offset:

@@ -30,7 +30,7 @@ from tidelog.broker.replication.inputs import (
 )
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import Fenced, InvalidInput, Unavailable
+from tidelog.runtime.errors import CorruptData, Fenced, InvalidInput, Unavailable
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.inputs import HandedWal, ReplicaSetData
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
@@ -217,6 +217,36 @@ async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_ther
     await hot.let_follow()
     await hot.same()
     assert back.wal.start_offset == hot.committed and len(back.replica.tail.records) == 10
+
+
+async def test_a_follower_whose_master_cannot_read_its_wal_fails_and_is_patient(
+    hot: HotSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is welcomed each time: that is no success, or nobody would hear of a replica that is dead for good."""
+    master = await hot.start_all()
+    await hot.kill(3)
+    end = await hot.write(master, 900)  # more than is kept in memory for sending
+    await until(lambda: hot.brokers[2].wal.durable_offset == end)
+    reads: list[int] = []
+
+    async def read(offset: int, _max_bytes: int) -> None:
+        reads.append(offset)
+        raise CorruptData("a bit has flipped", hint="none")
+
+    monkeypatch.setattr(master.wal, "read_raw", read)
+    back = await hot.start(3)
+    await hot.let_follow()
+    await until(lambda: back.replica.follower is not None)
+    follower = back.replica.follower
+    assert follower is not None
+    await until(lambda: follower.failing_since is not None)
+    began, seen = follower.failing_since, len(reads)
+    await until(lambda: len(reads) >= seen + 10)
+    assert follower.failing_since == began and "a bit has flipped" in follower.problem
+    assert sum("cannot be read for a follower" in each.message for each in caplog.records) == 1
+    monkeypatch.undo()
+    await hot.same()
+    await until(lambda: follower.failing_since is None and not follower.problem)
 
 
 async def test_a_new_follower_receives_only_what_is_not_in_the_bucket(hot: HotSet) -> None:
