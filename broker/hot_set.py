@@ -101,7 +101,7 @@ class HotSet:
 
     @classmethod
     async def open(cls, shared: HotShared, opened: OpenedReplicaWal, replica_set_id: int) -> HotSet:
-        """Read the WAL on a disk. Raises `CorruptData`, `ForeignWal`, `WalFailed`, `StorageFailed`."""
+        """Read the WAL on a disk. Raises `CorruptData`, `DamagedFile`, `ForeignWal`, `StorageFailed`."""
         try:
             wal_id = await read_wal_id(opened.disk, shared.base.world.rng, replica_set_id)
             found = cls(shared, replica_set_id, opened, wal_id)

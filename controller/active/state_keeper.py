@@ -28,6 +28,7 @@ from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.image.objects import newest_objects
 from tidelog.controller.image.replica import StateCopy
 from tidelog.controller.model.bucket_state import (
+    STATE_HEAD_BYTES,
     BucketState,
     StateName,
     claim_key,
@@ -39,6 +40,7 @@ from tidelog.controller.model.bucket_state import (
     owner_text,
     parse_state_key,
     state_key,
+    version_in,
 )
 from tidelog.controller.model.commands import Barrier
 from tidelog.controller.model.errors import NotController
@@ -49,7 +51,7 @@ from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.storage.bucket.proof import BucketProof, WrongBucket
-from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
+from tidelog.storage.bucket.store import ObjectInfo, ObjectNotFound, ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +123,8 @@ class StateKeeper:
         """Present term, and the metadata version with which it began."""
         self._known: deque[int] = deque(maxlen=KNOWN_STATES)
         """Log indices of states that this keeper has put, or tried to, or that are not newer than its beginning."""
+        self._has_looked = False
+        """Whether the states have been compared with the log in the present term."""
         self._term_written = -1
         self._written_at = 0.0
         self._shown_at = 0.0
@@ -231,10 +235,15 @@ class StateKeeper:
             logger.warning("the last metadata state is not in the bucket", extra={"error": str(error) or "time-out"})
 
     async def check_owner(self) -> None:
-        """Look for the claim of a cluster that was rebuilt from this bucket.
+        """Look for the claim of a cluster that was rebuilt from this bucket, and once in a term for newer metadata.
 
-        Raises `Unavailable`, and `BucketSuperseded`, which has been reported then.
+        Raises `Unavailable`, `NotController`, and `BucketSuperseded`, which has been reported then.
         """
+        await self._check_claim()
+        if not self._has_looked:
+            await self._check_states()
+
+    async def _check_claim(self) -> None:
         image = self._role.image()
         generation = generation_of(image.kv)
         try:
@@ -257,18 +266,18 @@ class StateKeeper:
     async def _look_at_states(self) -> tuple[dict[StateName, str], tuple[int, int, int] | None]:
         """Return the keys of all states, and the term, its first version and that of a newer state that is not ours."""
         image, (term, began_at) = self._role.image(), self._began
-        found: dict[StateName, str] = {}
-        async for info in self._store.list(metadata_prefix(image.cluster_id)):
-            if (name := parse_state_key(info.key)) is not None:
-                found[name] = info.key
+        infos = [info async for info in self._store.list(metadata_prefix(image.cluster_id))]
+        states = [(name, info) for info in infos if (name := parse_state_key(info.key)) is not None]
+        found = {name: info.key for name, info in states}
         generation = generation_of(image.kv)
-        for name, key in found.items():
+        for name, info in states:
             if name.generation != generation or name.log_index <= began_at or name.log_index in self._known:
                 continue
-            version = await self._version_of(key)
+            version = await self._version_of(info, began_at)
             if version > began_at:
                 return found, (term, began_at, version)
             self._known.append(name.log_index)
+        self._has_looked = True
         return found, None
 
     async def _end_for(self, term: int, began_at: int, version: int) -> None:
@@ -283,10 +292,17 @@ class StateKeeper:
             " one of what is in the bucket: `tidelog cluster rebuild`",
         )
 
-    async def _version_of(self, key: str) -> int:
-        """Return the metadata version of a state; -1 if it is gone, or cannot be read."""
+    async def _version_of(self, info: ObjectInfo, began_at: int) -> int:
+        """Return the metadata version of a state; -1 if it is gone, or cannot be read.
+
+        It may be large, and is read whole, and so checked, only if its first bytes say that it is newer than ours.
+        """
         try:
-            return decode_state(await self._store.get(key), key=key).version
+            (head,) = await self._store.get_ranges(info.key, [(0, min(info.size, STATE_HEAD_BYTES))])
+            version = version_in(bytes(head))
+            if version is not None and version <= began_at:
+                return version
+            return decode_state(await self._store.get(info.key), key=info.key).version
         except ObjectNotFound:
             return -1
         except (CorruptData, NewerLevel) as error:
@@ -302,18 +318,18 @@ class StateKeeper:
     async def look_first(self, term: int) -> None:
         """Look who owns the bucket, before the term of a controller that is elected changes anything.
 
-        A bucket that does not answer soon does not stop it: `write` looks again. Raises `BucketSuperseded`, which has
-        been reported then, and errors of the log.
+        A bucket that does not answer soon does not stop it: `check_owner` looks again. Raises `BucketSuperseded`, which
+        has been reported then, and errors of the log.
         """
         await self._confirm()  # all commands of earlier terms are applied then
         image = self._role.image()
-        self._began = term, image.version
+        self._began, self._has_looked = (term, image.version), False
         foreign = None
         if image.cluster is None:
             return
         try:
             async with asyncio.timeout(FIRST_LOOK_S):
-                await self.check_owner()
+                await self._check_claim()
                 _, foreign = await self._look_at_states()
         except BucketSuperseded:
             raise

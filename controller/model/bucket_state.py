@@ -16,7 +16,8 @@ A *generation* counts the owners of a bucket: the first cluster is 1, a cluster 
 number after the largest claim. A claim is created once, conditionally, and never deleted, so that claims have no holes:
 an owner is superseded if and only if the claim after its own number exists.
 
-Does no I/O. Entry: `BucketState`, `encode_state`, `decode_state`, `state_key`, `parse_state_key`, `claim_key`.
+Does no I/O. Entry: `BucketState`, `encode_state`, `decode_state`, `version_in`; `state_key`, `parse_state_key`,
+`claim_key`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,13 @@ _CRC = struct.Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 _STATE_KEY = re.compile(r"(?P<cluster>[^/]+)/metadata/state-(?P<generation>[0-9a-f]{8})-(?P<index>[0-9a-f]{16})")
 _CLAIM_KEY = re.compile(r"(?P<cluster>[^/]+)/metadata/claim-(?P<generation>[0-9a-f]{8})")
+
+STATE_HEAD_BYTES: Final = 256
+"""In so many bytes the head of a state ends, up to the metadata version."""
+_ARRAY_OF_8: Final = b"\x98"
+_STR_8: Final = 0xD9
+_UINT_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""Bytes of an unsigned number in msgpack, by its first byte."""
 
 _OWNER = re.compile(rb"generation (?P<generation>\d{1,18}), term (?P<term>\d{1,18}),")
 
@@ -107,6 +115,45 @@ def decode_state(data: bytes, *, key: str) -> BucketState:
     if state_key(found.cluster_id, found.generation, found.index) != key:
         raise _damaged(key, f"it is the state of {state_key(found.cluster_id, found.generation, found.index)}")
     return found
+
+
+def version_in(head: bytes) -> int | None:
+    """Return the metadata version in the first `STATE_HEAD_BYTES` of a state; None if they are none of this format.
+
+    Nothing is checked but the format: what follows from it must not depend on a damaged byte.
+    """
+    if head[: len(MAGIC)] != MAGIC or head[HEADER_BYTES : HEADER_BYTES + 1] != _ARRAY_OF_8:
+        return None
+    at = HEADER_BYTES + 1
+    try:
+        length, at = _short_text(head, at)
+        at += length
+        for _ in range(3):
+            version, at = _unsigned(head, at)
+    except (IndexError, KeyError):
+        return None
+    return version
+
+
+def _short_text(data: bytes, at: int) -> tuple[int, int]:
+    """Return the length of a msgpack string of at most 255 bytes, and where these begin."""
+    first = data[at]
+    if first >> 5 == 0b101:
+        return first & 31, at + 1
+    if first != _STR_8:
+        raise KeyError(first)
+    return data[at + 1], at + 2
+
+
+def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+    """Return a msgpack number that is not negative, and where the next value begins."""
+    first = data[at]
+    if first < 0x80:
+        return first, at + 1
+    end = at + 1 + _UINT_BYTES[first]
+    if end > len(data):
+        raise IndexError(end)
+    return int.from_bytes(data[at + 1 : end], "big"), end
 
 
 def _damaged(key: str, what: str) -> CorruptData:

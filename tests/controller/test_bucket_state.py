@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import struct
 from pathlib import Path
@@ -14,10 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controller.controller_helpers import ask, make_node, until
-from tidelog.controller.active.state_keeper import BucketSuperseded
+from tidelog.controller.active.role import ActiveRole
+from tidelog.controller.active.state_keeper import BucketSuperseded, KeptLog, StateKeeper
+from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import (
+    STATE_HEAD_BYTES,
     BucketState,
     claim_key,
     decode_state,
@@ -27,15 +32,19 @@ from tidelog.controller.model.bucket_state import (
     parse_claim_key,
     parse_state_key,
     state_key,
+    version_in,
 )
+from tidelog.controller.model.errors import NotController
 from tidelog.controller.model.levels import NewerLevel
+from tidelog.controller.model.records import ClusterRecord
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rebuild.source import Damaged, newest_state
 from tidelog.controller.rpc.connection import CommandParams
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.errors import CorruptData, Unavailable
 from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.store import ObjectInfo
 
 QUICK = ControllerSettings(state_interval_ms=100, state_after_change_ms=100, state_kept=2)
 GOLDEN = BucketState("cluster", 2, 300, 299, 5, 1_700_000_000_000, True, b"state")
@@ -57,6 +66,7 @@ def test_states_and_keys_are_read_as_they_were_written(generation: int, index: i
     key = state_key("c-_1", generation, index)
     written = BucketState("c-_1", generation, index, version, 7, 8, False, state)
     assert decode_state(encode_state(written), key=key) == written
+    assert version_in(encode_state(written)[:STATE_HEAD_BYTES]) == version
     assert parse_state_key(key) == (generation, index)
     assert parse_claim_key(claim_key("c-_1", generation)) == generation
     assert parse_claim_key(key) is None and parse_state_key(claim_key("c-_1", generation)) is None
@@ -69,6 +79,13 @@ def test_a_flipped_bit_is_found(bit: int) -> None:
     damaged[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptData):
         decode_state(bytes(damaged), key=state_key("cluster", 2, 300))
+
+
+@given(st.binary(max_size=STATE_HEAD_BYTES), st.integers(0, STATE_HEAD_BYTES))
+def test_the_first_bytes_of_anything_else_say_no_version_or_some(data: bytes, kept: int) -> None:
+    assert version_in(data) is None
+    found = version_in(encode_state(GOLDEN)[:kept] + data)
+    assert found is None or found >= 0
 
 
 @given(st.integers(0, len(encode_state(GOLDEN)) - 1))
@@ -247,6 +264,60 @@ async def test_a_controller_finds_later_that_another_one_has_gone_on_from_the_sa
     await until(lambda: bool(failed))
     assert isinstance(failed[0], BucketSuperseded)
     await node.close()
+
+
+class MuteStore(MemoryObjectStore):
+    """A store that can be had to answer no question whether an object is there."""
+
+    is_mute = True
+
+    async def head(self, key: str) -> ObjectInfo:
+        if self.is_mute:
+            raise Unavailable("mute")
+        return await super().head(key)
+
+
+async def keeper_beside_newer_metadata(
+    store: MemoryObjectStore, log: KeptLog, reported: list[Exception]
+) -> StateKeeper:
+    """Of a controller that was elected for term 3 with version 5; the bucket has a state of version 9."""
+    image = Image()
+    image.apply(Delta(5, [RowChange("cluster", "", ClusterRecord("c", 1, 3, 0))], {}))
+    state = BucketState("c", 1, 9, 9, 3, 0, False, b"")
+    await store.put(state_key("c", 1, 9), [encode_state(state)])
+
+    async def apply(_command: object) -> Any:
+        raise AssertionError("nothing is written")
+
+    role = ActiveRole(lambda: image, apply, lambda: True, lambda: 0)
+    return StateKeeper(role, store, QUICK, SystemClock(), log=log, on_refused=reported.append)
+
+
+async def test_nothing_is_deleted_before_a_bucket_that_was_silent_at_first_was_looked_at() -> None:
+    """What the older copy takes for an object that nobody needs is another one in the bucket."""
+
+    async def in_term() -> int:
+        return 3
+
+    store, reported = MuteStore(SystemClock()), list[Exception]()
+    keeper = await keeper_beside_newer_metadata(store, KeptLog(asyncio.Future, lambda: 3, in_term), reported)
+    await keeper.look_first(3)
+    assert not reported
+    store.is_mute = False
+    with pytest.raises(BucketSuperseded, match="older copy"):
+        await keeper.check_owner()
+    assert len(reported) == 1
+
+
+async def test_states_of_a_successor_do_not_end_a_controller_that_has_slept() -> None:
+    async def deposed() -> int:
+        return -1
+
+    store, reported = MemoryObjectStore(SystemClock()), list[Exception]()
+    keeper = await keeper_beside_newer_metadata(store, KeptLog(asyncio.Future, lambda: 3, deposed), reported)
+    with pytest.raises(NotController):
+        await keeper.look_first(3)
+    assert not reported
 
 
 def test_the_first_generation_has_no_row() -> None:
