@@ -193,8 +193,9 @@ def _check_may_join(
     twin = next((each for each in row.replicas if each.wal_id == command.wal_id and each.broker_id != broker.id), None)
     if twin is not None:
         raise InvalidInput(
-            f"broker {broker.id} has the WAL of broker {twin.broker_id}: its directory is a copy",
-            hint="delete the copy, and let the broker begin with an empty WAL",
+            f"broker {broker.id} has the WAL of broker {twin.broker_id}: its directory is a copy, or was moved",
+            hint="put a directory that was moved back in its place; delete only a copy, and let the broker begin with"
+            " an empty WAL",
         )
     if broker.id in row.assigned and row.replica(broker.id) is None:
         is_to_learn = broker.id in row.learning
