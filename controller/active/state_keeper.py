@@ -62,7 +62,7 @@ FIRST_LOOK_S = 1.0
 LAST_WRITE_S = 10.0
 """How long a stop waits for the last state."""
 KNOWN_STATES = 1024
-"""How many states a keeper remembers as its own, or as no newer than it; far more than are kept in a bucket."""
+"""How many states a keeper remembers to have put, or tried to, until it finds them in the bucket."""
 TakeState = Callable[[], asyncio.Future[StateCopy]]
 """Asks for a copy of the state; it comes when a command that is proposed afterwards was applied, or sooner."""
 
@@ -121,8 +121,11 @@ class StateKeeper:
         self._lock = asyncio.Lock()
         self._began = (-1, 0)
         """Present term, and the metadata version with which it began."""
-        self._known: deque[int] = deque(maxlen=KNOWN_STATES)
-        """Log indices of states that this keeper has put, or tried to, or that are not newer than its beginning."""
+        self._put_lately: deque[int] = deque(maxlen=KNOWN_STATES)
+        """Log indices of the newest states that this keeper has put, or tried to."""
+        self._known: set[int] = set()
+        """Log indices of states that it found in the bucket, and that are its own or not newer than its beginning; as
+        many as there are, where nobody may delete them."""
         self._has_looked = False
         """Whether the states have been compared with the log in the present term."""
         self._term_written = -1
@@ -205,7 +208,7 @@ class StateKeeper:
             head = (image.cluster_id, generation, copy.log_index, copy.version, term, now_ms, closed)
             data = await asyncio.to_thread(lambda: encode_state(BucketState(*head, copy.encode())))
             await self._put_owner()
-            self._known.append(copy.log_index)  # before its outcome is known
+            self._put_lately.append(copy.log_index)  # before its outcome is known
             key = state_key(image.cluster_id, generation, copy.log_index)
             await self._store.put(key, [data])
             self.written = Written(copy.log_index, copy.version, now_ms, len(data))
@@ -273,10 +276,12 @@ class StateKeeper:
         for name, info in states:
             if name.generation != generation or name.log_index <= began_at or name.log_index in self._known:
                 continue
-            version = await self._version_of(info, began_at)
-            if version > began_at:
-                return found, (term, began_at, version)
-            self._known.append(name.log_index)
+            if name.log_index not in self._put_lately:
+                version = await self._version_of(info, began_at)
+                if version > began_at:
+                    return found, (term, began_at, version)
+            self._known.add(name.log_index)
+        self._known &= {name.log_index for name in found}
         self._has_looked = True
         return found, None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controller.controller_helpers import ask, make_node, until
+from tidelog.controller.active import state_keeper
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.state_keeper import BucketSuperseded, KeptLog, StateKeeper
 from tidelog.controller.image.image import Delta, Image
@@ -43,6 +45,7 @@ from tidelog.controller.rebuild.source import Damaged, newest_state
 from tidelog.controller.rpc.connection import CommandParams
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData, Unavailable
+from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.bucket.store import ObjectInfo
 
@@ -263,6 +266,30 @@ async def test_a_controller_finds_later_that_another_one_has_gone_on_from_the_sa
     await alter(node, 1)
     await until(lambda: bool(failed))
     assert isinstance(failed[0], BucketSuperseded)
+    await node.close()
+
+
+class KeepingStore(MemoryObjectStore):
+    """A store whose policy allows nobody to delete."""
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        raise StoreAccessDenied("denied")
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_a_controller_knows_its_own_states_however_many_the_bucket_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may not delete, there are soon more than it remembers to have put."""
+    monkeypatch.setattr(state_keeper, "KNOWN_STATES", 2)
+    store, failed = KeepingStore(SystemClock()), list[Exception]()
+    node = await started(tmp_path, store, on_failed=failed.append)
+    for number in range(6):
+        before = written_version(node)
+        await alter(node, number)
+        await until(lambda before=before: bool(failed) or written_version(node) > before)  # type: ignore[misc]
+    assert not failed
+    assert len(await states(store, node.image.cluster_id)) >= 6
     await node.close()
 
 
