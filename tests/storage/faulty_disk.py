@@ -237,6 +237,8 @@ class FaultyDisk:
     # directory
 
     def move(self, old: str, new: str) -> None:
+        if old not in self.files:
+            raise os_error(errno.ENOENT)
         self.files[new] = self.files.pop(old)
 
     async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> FaultyFile:

@@ -60,6 +60,35 @@ async def test_files_that_the_log_itself_renames_and_frees_are_not_missing() -> 
     await wal.close()
 
 
+async def test_a_log_without_its_files_goes_on_until_everything_is_uploaded() -> None:
+    """To end where the first of them is freed, or the next begins, would lose what is in the others."""
+    disk = FaultyDisk()
+    wal = await _filled(disk)
+    kept = disk.files
+    disk.files = {name: inode for name, inode in kept.items() if not name.endswith((".wal", ".spare"))}
+    await asyncio.sleep(TWO_LOOKS_S)
+    assert wal.missing_files
+    async with asyncio.timeout(100):
+        for base in range(12, 60):
+            await append(wal, base, bytes(2000))
+            await durable(wal)
+            await wal.trim(max(0, wal.durable_offset - 10_000))
+    assert set(_segments(disk)).isdisjoint(kept)
+    await asyncio.sleep(TWO_LOOKS_S)
+    assert not wal.missing_files
+    await wal.close()
+
+
+async def test_a_copy_in_the_place_of_a_file_is_removed_with_it_and_is_no_spare() -> None:
+    disk = FaultyDisk()
+    wal = await _filled(disk)
+    first = _segments(disk)[0]
+    copy = disk.files[first] = Inode(bytes(disk.files[first].seen))
+    await wal.trim(wal.durable_offset)
+    assert copy not in disk.files.values()
+    await wal.close()
+
+
 def test_many_files_are_counted() -> None:
     (told,) = missing_wal_files(1, 1, tuple(f"{n}.wal" for n in range(5)))
     assert "(0.wal, 1.wal, 2.wal and 2 more)" in told

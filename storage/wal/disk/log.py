@@ -88,7 +88,7 @@ class DiskLog(ReplicaState):
             on_change=self._wake,
             on_failed=self._fail,
         )
-        self._watch = FileWatch(lambda: [segment.file for segment in self._segments])
+        self._watch = FileWatch(lambda: [segment.file for segment in self._segments], self._pool.drop_missing)
         self._trim_lock = asyncio.Lock()
         self._segments: list[WalSegment] = []
         self._file: DiskFile | None = None

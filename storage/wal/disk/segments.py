@@ -153,14 +153,23 @@ class SegmentPool:
         self._wake.set()
         return file
 
+    async def drop_missing(self) -> None:
+        """Forget spares that somebody has removed or replaced: others are prepared. Raises `OSError`."""
+        for file in list(self._spares):
+            if not await file.is_linked() and file in self._spares:  # else it was taken meanwhile, and renamed
+                self._spares.remove(file)
+                self._wake.set()
+                await file.close()
+
     async def release(self, file: DiskFile) -> None:
-        """Keep the file of a trimmed segment for reuse, or remove it. Durable on return."""
+        """Keep the file of a trimmed segment for reuse, or remove it, unless it is gone. Durable on return."""
         size = file.size
         if await self._recycle(file):
             self._spares.append(file)
         else:
             await file.close()
-            await self._disk.remove(file.name)
+            with contextlib.suppress(FileNotFoundError):  # its records are in the bucket; those behind may not be
+                await self._disk.remove(file.name)
         self.live_bytes -= size
         self._wake.set()
 
@@ -183,6 +192,8 @@ class SegmentPool:
         if file.size != self._segment_bytes or len(self._spares) >= _MAX_RECYCLED:
             return False
         try:
+            if not await file.is_linked():
+                return False
             await file.rename(f"{self._number():08d}{SPARE_SUFFIX}")
         except OSError as error:
             if not is_passing(error):

@@ -5,6 +5,9 @@ All of that is gone once the process ends, and nothing else tells of it before t
 are looked at every `LOOK_S`. Whether to end is for an operator to decide: what is not in the bucket yet may be in
 these files only.
 
+Spare files hold nothing, and are told of to their owner only, which prepares others: the log would fail where it begins
+the next file, and what is in the missing ones would be gone with it.
+
 A file that is being renamed or removed by the log itself is not where it was, for a moment. So one counts as missing
 when it was missing at two looks in a row.
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from tidelog.runtime.disk import DiskFile
 from tidelog.runtime.tasks import TaskSet
@@ -28,9 +31,12 @@ LOOK_S = 5.0
 class FileWatch:
     """Looks at the files of one log in the background."""
 
-    def __init__(self, files: Callable[[], Iterable[DiskFile]]) -> None:
-        """`files`: those that the log has now."""
+    def __init__(
+        self, files: Callable[[], Iterable[DiskFile]], drop_missing_spares: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`files`: those that the log has now, without spares."""
         self._files = files
+        self._drop_missing_spares = drop_missing_spares
         self._tasks = TaskSet("wal.files")
         self._suspected: set[DiskFile] = set()
         self.missing: tuple[str, ...] = ()
@@ -50,6 +56,10 @@ class FileWatch:
             await self._look()
 
     async def _look(self) -> None:
+        try:
+            await self._drop_missing_spares()
+        except OSError as error:
+            logger.warning("the spare WAL files cannot be looked at", extra={"error": str(error)})
         gone = set()
         for file in list(self._files()):
             try:
