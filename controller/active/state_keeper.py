@@ -59,6 +59,8 @@ LOOK_S = 1.0
 """How often the keeper looks whether a state is due."""
 FIRST_LOOK_S = 1.0
 """How long a controller that becomes active waits to learn whether it owns the bucket."""
+NEWER_STATE_S = 30.0
+"""How long it waits for a state whose first bytes say that it is newer than its log: that of a large cluster."""
 LAST_WRITE_S = 10.0
 """How long a stop waits for the last state."""
 KNOWN_STATES = 1024
@@ -266,8 +268,13 @@ class StateKeeper:
             await self._end_for(*foreign)
         return found
 
-    async def _look_at_states(self) -> tuple[dict[StateName, str], tuple[int, int, int] | None]:
-        """Return the keys of all states, and the term, its first version and that of a newer state that is not ours."""
+    async def _look_at_states(
+        self, limit: asyncio.Timeout | None = None
+    ) -> tuple[dict[StateName, str], tuple[int, int, int] | None]:
+        """Return the keys of all states, and the term, its first version and that of a newer state that is not ours.
+
+        `limit` is put off where such a state is read.
+        """
         image, (term, began_at) = self._role.image(), self._began
         infos = [info async for info in self._store.list(metadata_prefix(image.cluster_id))]
         states = [(name, info) for info in infos if (name := parse_state_key(info.key)) is not None]
@@ -277,7 +284,7 @@ class StateKeeper:
             if name.generation != generation or name.log_index <= began_at or name.log_index in self._known:
                 continue
             if name.log_index not in self._put_lately:
-                version = await self._version_of(info, began_at)
+                version = await self._version_of(info, began_at, limit)
                 if version > began_at:
                     return found, (term, began_at, version)
             self._known.add(name.log_index)
@@ -297,7 +304,7 @@ class StateKeeper:
             " one of what is in the bucket: `tidelog cluster rebuild`",
         )
 
-    async def _version_of(self, info: ObjectInfo, began_at: int) -> int:
+    async def _version_of(self, info: ObjectInfo, began_at: int, limit: asyncio.Timeout | None) -> int:
         """Return the metadata version of a state; -1 if it is gone, or cannot be read.
 
         It may be large, and is read whole, and so checked, only if its first bytes say that it is newer than ours.
@@ -307,6 +314,8 @@ class StateKeeper:
             version = version_in(bytes(head))
             if version is not None and version <= began_at:
                 return version
+            if limit is not None and version is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + NEWER_STATE_S)
             return decode_state(await self._store.get(info.key), key=info.key).version
         except ObjectNotFound:
             return -1
@@ -323,8 +332,9 @@ class StateKeeper:
     async def look_first(self, term: int) -> None:
         """Look who owns the bucket, before the term of a controller that is elected changes anything.
 
-        A bucket that does not answer soon does not stop it: `check_owner` looks again. Raises `BucketSuperseded`, which
-        has been reported then, and errors of the log.
+        A bucket that does not answer soon does not stop it, nor one that does not give a newer state in
+        `NEWER_STATE_S`: `check_owner` looks again. Raises `BucketSuperseded`, which has been reported then, and errors
+        of the log.
         """
         await self._confirm()  # all commands of earlier terms are applied then
         image = self._role.image()
@@ -333,13 +343,13 @@ class StateKeeper:
         if image.cluster is None:
             return
         try:
-            async with asyncio.timeout(FIRST_LOOK_S):
+            async with asyncio.timeout(FIRST_LOOK_S) as limit:
                 await self._check_claim()
-                _, foreign = await self._look_at_states()
+                _, foreign = await self._look_at_states(limit)
         except BucketSuperseded:
             raise
         except (TimeoutError, TidelogError) as error:
-            text = str(error) or f"no answer within {FIRST_LOOK_S} s"
+            text = str(error) or "no answer in time"
             logger.warning("the bucket does not say who owns it; becoming active", extra={"error": text})
         if foreign is not None:
             await self._end_for(*foreign)

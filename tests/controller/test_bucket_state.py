@@ -336,6 +336,24 @@ async def test_nothing_is_deleted_before_a_bucket_that_was_silent_at_first_was_l
     assert len(reported) == 1
 
 
+async def test_a_newer_state_that_takes_long_to_read_is_waited_for() -> None:
+    """It is that of a large cluster. Without it, the older copy would begin its term."""
+
+    class LargeStates(MemoryObjectStore):
+        async def get(self, key: str) -> bytes:
+            await asyncio.sleep(2 * state_keeper.FIRST_LOOK_S)
+            return await super().get(key)
+
+    async def in_term() -> int:
+        return 3
+
+    store, reported = LargeStates(SystemClock()), list[Exception]()
+    keeper = await keeper_beside_newer_metadata(store, KeptLog(asyncio.Future, lambda: 3, in_term), reported)
+    with pytest.raises(BucketSuperseded, match="older copy"):
+        await keeper.look_first(3)
+    assert len(reported) == 1
+
+
 async def test_states_of_a_successor_do_not_end_a_controller_that_has_slept() -> None:
     async def deposed() -> int:
         return -1
