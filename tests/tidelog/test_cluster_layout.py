@@ -82,11 +82,17 @@ def test_configured_ports_are_counted_from(tmp_path: Path) -> None:
     assert ports(moved) == ([19092, 19093, 19094], [9193, 9194, 9195])  # the quorum knows its members by theirs
 
 
-@pytest.mark.parametrize(("assignments", "port"), [((), 65_534), (("controller.port=65534",), 9092)])
+@pytest.mark.parametrize(
+    ("assignments", "port"),
+    [
+        ((), 65_534),
+        *(((f"{setting}=65534",), 9092) for setting in ("controller.port", "admin.port", "kafka.peer_port")),
+    ],
+)
 def test_ports_that_would_be_counted_beyond_the_last_one_are_refused_before_anything_is_written(
     tmp_path: Path, assignments: tuple[str, ...], port: int
 ) -> None:
-    with pytest.raises(ConfigError, match=r"\.port is 65534: node 3 would listen on 65536"):
+    with pytest.raises(ConfigError, match=r"port is 65534: node 3 would listen on 65536"):
         cluster_layout.plan(loaded(tmp_path, *assignments, port=port), 3)
     assert not list(tmp_path.iterdir())
     assert ports(cluster_layout.plan(loaded(tmp_path, port=65_533), 3))[0] == [65_533, 65_534, 65_535]

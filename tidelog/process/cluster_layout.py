@@ -222,6 +222,8 @@ def _choose_ports(layout: ClusterLayout, config: Config, ids: list[int]) -> None
     _check_counted("kafka.port", config.kafka.port, ids)
     without = [int(each) for each, port in layout.controllers.items() if not port]
     _check_counted("controller.port", config.controller.port, without)
+    _check_counted("kafka.peer_port", config.kafka.peer_port, ids)
+    _check_counted("admin.port", config.admin.port, _processes(layout, ids))
     if config.kafka.port:
         layout.kafka_ports.update({str(number): config.kafka.port + number - 1 for number in ids})
     taken = {*layout.controllers.values(), *layout.kafka_ports.values()}
