@@ -289,7 +289,8 @@ class StateKeeper:
                     return found, (term, began_at, version)
             self._known.add(name.log_index)
         self._known &= {name.log_index for name in found}
-        self._has_looked = True
+        if self._began == (term, began_at):  # else another term has begun since
+            self._has_looked = True
         return found, None
 
     async def _end_for(self, term: int, began_at: int, version: int) -> None:

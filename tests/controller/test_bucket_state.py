@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +352,41 @@ async def test_a_newer_state_that_takes_long_to_read_is_waited_for() -> None:
     with pytest.raises(BucketSuperseded, match="older copy"):
         await keeper.look_first(3)
     assert len(reported) == 1
+
+
+async def test_a_look_of_an_earlier_term_is_none_of_this_one() -> None:
+    """What it has listed may be older than what made this controller a copy of another one."""
+    answer, asked = asyncio.Event(), asyncio.Event()
+
+    class SlowList(MuteStore):
+        is_mute = False
+
+        async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+            found = [info async for info in super().list(prefix, start_after=start_after) if not self.is_mute]
+            if not asked.is_set():
+                asked.set()
+                await answer.wait()
+            for info in found:
+                yield info
+
+    async def in_term() -> int:
+        return 5
+
+    store, reported = SlowList(SystemClock()), list[Exception]()
+    keeper = await keeper_beside_newer_metadata(store, KeptLog(asyncio.Future, lambda: 5, in_term), reported)
+    newer_state = state_key("c", 1, 9)
+    data = await store.get(newer_state)
+    await store.delete([newer_state])
+    earlier = asyncio.create_task(keeper.check_owner())
+    await asked.wait()
+    await store.put(newer_state, [data])
+    store.is_mute = True
+    await keeper.look_first(5)
+    store.is_mute = False
+    answer.set()
+    await earlier
+    with pytest.raises(BucketSuperseded):
+        await keeper.check_owner()
 
 
 async def test_states_of_a_successor_do_not_end_a_controller_that_has_slept() -> None:
