@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
 import pytest
 
+from tests.storage.faulty_disk import FaultyDisk, Inode
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import DamagedFile
 from tidelog.storage.wal.disk.identity import ID_FILE, ForeignWal, read_wal_id, renew_wal_id, stored_wal_id
@@ -63,3 +65,15 @@ async def test_a_file_of_an_older_version_keeps_its_id_and_gets_the_replica_set(
     with pytest.raises(ForeignWal):
         await read_wal_id(disk, rng, 3)
     await disk.close()
+
+
+async def test_a_wal_of_an_older_version_is_opened_on_a_full_disk() -> None:
+    """Only its opening makes room: what it has is uploaded and trimmed then."""
+    known = b'{"format":1,"id":"fddd12a7cc53171c9ffe33ca989cd4a6","crc32c":1921910007}'
+    disk = FaultyDisk({ID_FILE: Inode(known)})
+    disk.capacity_bytes = len(known)
+    assert await read_wal_id(disk, random.Random(1), 2) == "fddd12a7cc53171c9ffe33ca989cd4a6"
+    assert await disk.load(ID_FILE) == known
+    disk.fail_at = {"replace": (1, errno.EIO)}
+    with pytest.raises(OSError, match="Input/output"):
+        await read_wal_id(disk, random.Random(1), 2)

@@ -15,6 +15,7 @@ Entry: `read_wal_id`, `renew_wal_id`.
 
 from __future__ import annotations
 
+import logging
 import random
 
 import msgspec
@@ -23,6 +24,9 @@ from crc32c import crc32c
 from tidelog.runtime.disk import Disk
 from tidelog.runtime.errors import DamagedFile, TidelogError
 from tidelog.runtime.msgpack import DECODE_ERRORS
+from tidelog.storage.wal.disk.segments import is_passing
+
+logger = logging.getLogger(__name__)
 
 ID_FILE = "id"
 ID_BITS = 128
@@ -55,7 +59,7 @@ async def read_wal_id(disk: Disk, rng: random.Random, replica_set: int) -> str:
     if found is None:
         return await renew_wal_id(disk, rng, replica_set)
     if found.replica_set is None:
-        await _store(disk, found.id, replica_set)
+        await _name_set(disk, found.id, replica_set)
     elif found.replica_set != replica_set:
         raise ForeignWal(
             f"this directory has the WAL of replica set {found.replica_set}, not of {replica_set}: it was moved or"
@@ -86,6 +90,16 @@ async def _load(disk: Disk) -> _IdFile | None:
     if not is_whole:
         raise _damaged(f"format {found.format}, or its checksum, is wrong")
     return found
+
+
+async def _name_set(disk: Disk, wal_id: str, replica_set: int) -> None:
+    """Add the set to a file without it, unless the disk is full: the WAL must be opened then, to make room."""
+    try:
+        await _store(disk, wal_id, replica_set)
+    except OSError as error:
+        if not is_passing(error):
+            raise
+        logger.warning("a WAL's directory does not name its replica set yet", extra={"error": str(error)})
 
 
 async def _store(disk: Disk, wal_id: str, replica_set: int) -> None:
