@@ -35,6 +35,7 @@ from obstore.store import S3Store
 from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.common import StoreUnsupported, body_size, join_body
 from tidelog.storage.bucket.s3_client import CONNECT_TIMEOUT_S, WRITER_ID, allow
+from tidelog.storage.bucket.s3_errors import required
 from tidelog.storage.bucket.store import View
 from tidelog.storage.settings import S3Settings
 
@@ -146,6 +147,7 @@ class ObstoreRequests:
     async def get(self, name: str, deadline: asyncio.Timeout) -> bytes:
         """See `DataRequests.get`."""
         answer = await self._answer("GetObject", obstore.get_async(self._store, name))
+        required(answer.meta, "e_tag")  # the page of a proxy is no object
         allow(deadline, answer.meta["size"])
         data: bytes = (await self._answer("GetObject", answer.bytes_async())).to_bytes()
         return data

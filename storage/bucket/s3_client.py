@@ -185,7 +185,8 @@ class BotoRequests:
 
 async def _read(answer: Any, deadline: asyncio.Timeout) -> bytes:
     """Return the complete body of an answer. Raises `Transient`."""
-    size = int(answer["ContentLength"])
+    size = int(required(answer, "ContentLength"))
+    required(answer, "ETag")  # the page of a proxy is no object
     allow(deadline, size)
     async with answer["Body"] as stream:
         data: bytes = await stream.read()

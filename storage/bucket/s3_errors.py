@@ -89,7 +89,7 @@ _REGION_CODES: Final = frozenset(
 
 def required(answer: Mapping[str, Any], name: str) -> Any:
     """Return what every answer of its kind has. Raises `ResponseParserError` if a proxy, or a portal, has answered."""
-    if name not in answer:
+    if answer.get(name) is None:
         raise ResponseParserError(f"the answer has no {name}: was it an S3 server's?")
     return answer[name]
 

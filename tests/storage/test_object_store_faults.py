@@ -446,6 +446,17 @@ async def test_a_success_that_no_s3_server_would_send_is_retried(moto_server: S3
                 await steps[name]()
 
 
+async def test_a_page_of_no_s3_server_is_no_object(moto_server: S3Server) -> None:
+    portal = Fault(answer=b"<html>please log in</html>")
+    async with proxied(moto_server, retry_budget_ms=1000) as (proxy, store):
+        await store.put("k", [b"data"])
+        proxy.first(1, portal)
+        assert await store.get("k") == b"data"
+        proxy.fault = lambda seen: portal
+        with pytest.raises(Unavailable):
+            await store.get("k")
+
+
 def page(*keys: str, token: str = "", truncated: bool = True) -> Fault:
     """A page of a listing."""
     rows = "".join(
