@@ -311,8 +311,8 @@ class StateKeeper:
         It may be large, and is read whole, and so checked, only if its first bytes say that it is newer than ours.
         """
         try:
-            (head,) = await self._store.get_ranges(info.key, [(0, min(info.size, STATE_HEAD_BYTES))])
-            version = version_in(bytes(head))
+            first = [(0, min(info.size, STATE_HEAD_BYTES))] if info.size else []  # an empty object has no range
+            version = version_in(b"".join(await self._store.get_ranges(info.key, first)))
             if version is not None and version <= began_at:
                 return version
             if limit is not None and version is not None:

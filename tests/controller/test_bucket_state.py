@@ -354,6 +354,19 @@ async def test_a_newer_state_that_takes_long_to_read_is_waited_for() -> None:
     assert len(reported) == 1
 
 
+@pytest.mark.parametrize("content", [b"", b"x", encode_state(GOLDEN)[:100]])
+async def test_a_state_that_cannot_be_read_stops_nothing(content: bytes) -> None:
+    async def in_term() -> int:
+        return 3
+
+    store, reported = MemoryObjectStore(SystemClock()), list[Exception]()
+    keeper = await keeper_beside_newer_metadata(store, KeptLog(asyncio.Future, lambda: 3, in_term), reported)
+    await store.put(state_key("c", 1, 9), [content])
+    await keeper.look_first(3)
+    await keeper.check_owner()
+    assert not reported
+
+
 async def test_a_look_of_an_earlier_term_is_none_of_this_one() -> None:
     """What it has listed may be older than what made this controller a copy of another one."""
     answer, asked = asyncio.Event(), asyncio.Event()
