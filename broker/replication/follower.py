@@ -213,6 +213,11 @@ class ReplicaFollower:
             raise error
         self._note_failing(text)
 
+    def _note_well(self) -> None:
+        """Take note that it follows, and may connect again at once if that ends."""
+        self.problem, self.failing_since = "", None
+        self._backoff.reset()
+
     def _note_failing(self, problem: str) -> None:
         self.problem = problem
         if self.failing_since is None:
@@ -295,8 +300,7 @@ class ReplicaFollower:
                 await self._receive(following, frame)
             self._note_confirmed(following, self._wal.durable_offset)
             if len(frame.body) or self._heard_at - self._matched_at >= self._limits.link.heartbeat_s / 2:
-                self.problem, self.failing_since = "", None
-                self._backoff.reset()
+                self._note_well()
         elif isinstance(frame, Welcome):
             await self._match(following, connection, frame)
         elif isinstance(frame, Goodbye):
@@ -336,6 +340,8 @@ class ReplicaFollower:
         self._is_matched = True
         self._matched_at = self._world.clock.monotonic()
         self.lost_at = None
+        if wal.end_offset >= welcome.end_offset:  # the master need not read anything to go on
+            self._note_well()
         self._acknowledge(wal.durable_offset)
         self._fillable.set()
         self._events.following()

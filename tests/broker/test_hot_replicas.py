@@ -21,6 +21,7 @@ from tests.support.held import Held
 from tests.support.hot_replicas import POLICY, SECRET, Broker, HotSet, Proxy, TlsHotSet
 from tests.support.hung_disk import hung_syncs
 from tests.support.loops import BOTH_LOOPS
+from tidelog.broker.replication import follower as follower_module
 from tidelog.broker.replication.connection import connect_wal
 from tidelog.broker.replication.inputs import (
     AlterRefused,
@@ -247,6 +248,30 @@ async def test_a_follower_whose_master_cannot_read_its_wal_fails_and_is_patient(
     monkeypatch.undo()
     await hot.same()
     await until(lambda: follower.failing_since is None and not follower.problem)
+
+
+async def test_a_follower_that_has_all_of_its_master_is_not_failing_any_more_once_it_is_welcomed(
+    hot: HotSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next frame is a heartbeat, and may take seconds."""
+    master = await hot.start_all()
+    end = await hot.write(master, 10)
+    await until(lambda: hot.brokers[3].wal.durable_offset == end)
+    await hot.kill(3)
+
+    async def unreachable(*_args: object, **_kwargs: object) -> None:
+        raise Unavailable("no way there")
+
+    monkeypatch.setattr(follower_module, "connect_wal", unreachable)
+    back = await hot.start(3)
+    await hot.let_follow()
+    await until(lambda: back.replica.follower is not None)
+    follower = back.replica.follower
+    assert follower is not None
+    await until(lambda: follower.failing_since is not None)
+    monkeypatch.undo()
+    await until(lambda: follower.is_following)
+    assert follower.failing_since is None and not follower.problem
 
 
 async def test_a_new_follower_receives_only_what_is_not_in_the_bucket(hot: HotSet) -> None:
