@@ -14,7 +14,7 @@ A right that cannot be tried, because one before it failed, is `not-tried`. The 
     refused        the server refuses the request, or the settings cannot be used
     unsupported    the server does not know the request
     short          fewer bytes came back than were written
-    wrong-bytes    other bytes came back than were written
+    wrong-bytes    other bytes came back than were written, or what is no S3 server's answer
     stale          an object that was written is not there, or one that was deleted is
 
 Entry: `try_rights`.
@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
+from botocore.parsers import ResponseParserError
 
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError, Unavailable
@@ -349,6 +350,8 @@ def _of_last_attempt(error: Unavailable) -> RightOutcome:
             return "timeout"
         if type(cause).__name__ in _CUT_SHORT or any(words in str(cause) for words in _CUT_SHORT_WORDS):
             return "short"
+        if isinstance(cause, ResponseParserError):  # a page of a proxy, or a portal
+            return "wrong-bytes"
         cause = cause.__cause__
     return "unreachable"
 

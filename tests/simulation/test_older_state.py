@@ -6,6 +6,7 @@ previous release.
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,12 @@ Outcome = tuple[int, Any, str | None]
 
 
 def commands_of(seed: int) -> Log:
-    """The log of a simulated cluster, whose level is not raised."""
+    """The log of a simulated cluster, whose level is not raised. A process simulates only once: it leaves its loop."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(_simulated, (seed,))
+
+
+def _simulated(seed: int) -> Log:
     watch = RaftWatch()
     outcome = simulate(seed, steps=6, faults=BUT_RAISING, raft_watch=watch)
     assert outcome.ok, outcome.findings
