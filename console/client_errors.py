@@ -62,6 +62,7 @@ def _kinds() -> dict[int, tuple[type[TidelogError], str | None]]:
         (Unavailable, START_HINT, (K._TRANSPORT, K._ALL_BROKERS_DOWN, K._RESOLVE)),
         (Unavailable, "try again; see `tidelog status`", (K._TIMED_OUT, K._MSG_TIMED_OUT, K.REQUEST_TIMED_OUT)),
         (Unavailable, "try again; see `tidelog status`", (K.LEADER_NOT_AVAILABLE, K.NOT_LEADER_FOR_PARTITION)),
+        (Unavailable, "try again; see `tidelog status`", (K._NOENT,)),  # "no leaders found", of the library itself
         (StorageFailed, "see `tidelog status`", (K.KAFKA_STORAGE_ERROR,)),
         (CorruptData, "see `tidelog status`", (K.INVALID_MSG, K._BAD_MSG)),
     ]

