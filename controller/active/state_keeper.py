@@ -3,9 +3,9 @@
 A state is due soon after a change of what clients see (topics, partitions, configurations, brokers) or of snapshots,
 and at an interval after any other change. Before it is put, a committed `Barrier` proves that no other controller is
 active, and the claim of the next generation must not exist (`tidelog.controller.model.bucket_state`). Before the first
-one the bucket must be
-proven to be the cluster's (`tidelog.storage.bucket.proof`); otherwise the controller ends. Of the older states only
-those are deleted that are behind the newest `state_kept`, and only after the newest one is in the bucket.
+one the bucket must be proven to be the cluster's (`tidelog.storage.bucket.proof`); otherwise the controller ends. Of
+the older states only those are deleted that are behind the newest `state_kept`, and only after the newest one is in the
+bucket.
 
 Whoever becomes active has all commands of earlier terms in its log, so no state in the bucket is newer than what it
 begins with, but those that it puts itself. One that is shows that this log is an older copy, or that a process runs
