@@ -142,7 +142,8 @@ async def test_a_member_far_behind_is_restored_by_a_snapshot_of_many_pieces(tmp_
         await until(lambda: (tmp_path / str(leader.node_id) / "snapshot").stat().st_size > 3 << 20, 20, nudge(world))
         restored = await world.start(lagging)
         await until(lambda: len(restored.machine.numbers) > 300_000)
-        assert (tmp_path / str(lagging) / "snapshot").stat().st_size > 3 << 20
+        kept = tmp_path / str(lagging) / "snapshot"  # put in its place once it has been read
+        await until(lambda: kept.exists() and kept.stat().st_size > 3 << 20)
         await world.propose(500)
         await until(lambda: 500 in restored.machine.numbers)
 
