@@ -284,9 +284,12 @@ class HotSet:
     def problems(self) -> list[str]:
         """Return what is wrong with the replica, one sentence each."""
         missing = missing_wal_files(self.replica_set_id, self._shared.base.broker_id, self.wal.missing_files)
+        return [*missing, *self._role_problems()]
+
+    def _role_problems(self) -> list[str]:
         if why := self._stopped():  # the duty has noted the same
-            return [f"the replica of replica set {self.replica_set_id} has stopped: {why}", *missing]
-        found = missing + (self.duty.problems() if self.duty is not None else [])
+            return [f"the replica of replica set {self.replica_set_id} has stopped: {why}"]
+        found = self.duty.problems() if self.duty is not None else []
         if not found and (why := self._not_following(NOT_FOLLOWING_S)):
             found.append(f"the replica of replica set {self.replica_set_id} does not follow its master: {why}")
         return found

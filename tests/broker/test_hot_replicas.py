@@ -23,6 +23,7 @@ from tests.support.hung_disk import hung_syncs
 from tests.support.loops import BOTH_LOOPS
 from tidelog.broker.replication import follower as follower_module
 from tidelog.broker.replication.connection import connect_wal
+from tidelog.broker.replication.follower import ReplicaFollower
 from tidelog.broker.replication.inputs import (
     AlterRefused,
     MasterTarget,
@@ -220,6 +221,13 @@ async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_ther
     assert back.wal.start_offset == hot.committed and len(back.replica.tail.records) == 10
 
 
+async def failing_follower(back: Broker) -> ReplicaFollower:
+    """The follower of a broker, once it has failed to follow."""
+    await until(lambda: back.replica.follower is not None and back.replica.follower.failing_since is not None)
+    assert back.replica.follower is not None
+    return back.replica.follower
+
+
 async def test_a_follower_whose_master_cannot_read_its_wal_fails_and_is_patient(
     hot: HotSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,10 +245,7 @@ async def test_a_follower_whose_master_cannot_read_its_wal_fails_and_is_patient(
     monkeypatch.setattr(master.wal, "read_raw", read)
     back = await hot.start(3)
     await hot.let_follow()
-    await until(lambda: back.replica.follower is not None)
-    follower = back.replica.follower
-    assert follower is not None
-    await until(lambda: follower.failing_since is not None)
+    follower = await failing_follower(back)
     began, seen = follower.failing_since, len(reads)
     await until(lambda: len(reads) >= seen + 10)
     assert follower.failing_since == began and "a bit has flipped" in follower.problem
@@ -265,10 +270,7 @@ async def test_a_follower_that_has_all_of_its_master_is_not_failing_any_more_onc
     monkeypatch.setattr(follower_module, "connect_wal", unreachable)
     back = await hot.start(3)
     await hot.let_follow()
-    await until(lambda: back.replica.follower is not None)
-    follower = back.replica.follower
-    assert follower is not None
-    await until(lambda: follower.failing_since is not None)
+    follower = await failing_follower(back)
     monkeypatch.undo()
     await until(lambda: follower.is_following)
     assert follower.failing_since is None and not follower.problem

@@ -211,14 +211,18 @@ async def test_a_superseded_controller_writes_and_deletes_nothing_more_and_ends(
     assert await states(store, node.image.cluster_id) == kept
 
 
+async def copied_between_two_lives(directory: Path, copy: Path, store: MemoryObjectStore) -> ControllerNode:
+    """A controller that runs again since its directory was copied."""
+    await (await started(directory, store)).close()
+    shutil.copytree(directory, copy)
+    return await started(directory, store)
+
+
 @pytest.mark.usefixtures("quick_rounds")
 async def test_an_older_copy_of_the_directory_is_refused_again_and_again(tmp_path: Path) -> None:
     """The bucket knows of commands that the copy does not have. No start of it may make it look newer than that."""
     store = MemoryObjectStore(SystemClock())
-    node = await started(tmp_path / "new", store)
-    await node.close()
-    shutil.copytree(tmp_path / "new", tmp_path / "old")
-    node = await started(tmp_path / "new", store)
+    node = await copied_between_two_lives(tmp_path / "new", tmp_path / "old", store)
     await alter(node, 1)
     await node.close()
     kept = await states(store, node.image.cluster_id)
@@ -237,10 +241,7 @@ async def test_an_older_copy_of_the_directory_is_refused_again_and_again(tmp_pat
 @pytest.mark.usefixtures("quick_rounds")
 async def test_a_controller_over_a_copy_of_the_directory_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
     store = MemoryObjectStore(SystemClock())
-    node = await started(tmp_path / "one", store)
-    await node.close()
-    shutil.copytree(tmp_path / "one", tmp_path / "other")
-    node = await started(tmp_path / "one", store)
+    node = await copied_between_two_lives(tmp_path / "one", tmp_path / "other", store)
     await until(lambda: written_version(node) >= 0)
     failed: list[Exception] = []
     copy = make_node(tmp_path / "other", settings=QUICK, state_store=store, on_failed=failed.append)

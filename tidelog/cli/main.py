@@ -102,9 +102,9 @@ class _LazyGroup(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
-        from tidelog.cli.options import take_only_text
+        from tidelog.cli.options import refuse_senseless_values
 
-        take_only_text(command)
+        refuse_senseless_values(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -195,7 +195,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-def take_only_text(command: click.Command) -> None:
+def refuse_senseless_values(command: click.Command) -> None:
     """Have the command, and those below it, check its texts by `TextType`, paths by `NamedPath`, and numbers."""
     for parameter in command.params:
         if parameter.type is click.STRING:
@@ -206,7 +206,7 @@ def take_only_text(command: click.Command) -> None:
             parameter.type = FiniteRange(parameter.type)
     if isinstance(command, click.Group):
         for each in command.commands.values():
-            take_only_text(each)
+            refuse_senseless_values(each)
 
 
 class TimestampType(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.3 on

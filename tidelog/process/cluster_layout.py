@@ -12,7 +12,7 @@
 A single broker uses DIR itself. Ports and controllers are chosen at the first start and stored, because the members of
 the quorum identify each other by them. The id of a removed broker is not reused.
 
-Entry: `plan`, `add_broker`, `drop_broker`; `nodes` is read-only.
+Entry: `plan`, `add_broker`, `drop_broker`; `of_node` and `nodes` are read-only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.config import Config, Loaded
+from tidelog.controller.model.addresses import MAX_PORT
 from tidelog.controller.raft.files import sync_directory
 from tidelog.controller.rpc.secret import write_secret
 from tidelog.process.data_dir import WrongDataDirectory, json_checksum
@@ -37,7 +38,6 @@ FORMAT = 2
 FORMAT_WITHOUT_CHECKSUM = 1
 SECRET_FILE = "cluster.secret"
 LAYOUT_FILE = "cluster.json"
-MAX_PORT = 65_535
 MAX_BROKERS = 100
 REPLICAS = 3
 """With so many brokers, `tidelog up` keeps each replica set's WAL on as many, unless told otherwise."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 
 from tidelog.runtime.disk import DiskFile
 from tidelog.runtime.tasks import TaskSet
@@ -32,9 +32,9 @@ class FileWatch:
     """Looks at the files of one log in the background."""
 
     def __init__(
-        self, files: Callable[[], Iterable[DiskFile]], drop_missing_spares: Callable[[], Awaitable[None]]
+        self, files: Callable[[], Sequence[DiskFile]], drop_missing_spares: Callable[[], Awaitable[None]]
     ) -> None:
-        """`files`: those that the log has now, without spares."""
+        """`files` returns those that the log has now, without spares: a new sequence each time."""
         self._files = files
         self._drop_missing_spares = drop_missing_spares
         self._tasks = TaskSet("wal.files")
@@ -61,7 +61,7 @@ class FileWatch:
         except OSError as error:
             logger.warning("the spare WAL files cannot be looked at", extra={"error": str(error)})
         gone = set()
-        for file in list(self._files()):
+        for file in self._files():
             try:
                 if not await file.is_linked():
                     gone.add(file)
