@@ -82,6 +82,26 @@ def test_what_does_not_fit_the_time_is_left_out_and_said() -> None:
     assert int(said[2]) == int(said[1]) + 4
 
 
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    terms = ["--seed", "5", "--steps", "1", "--faults", "none", "--results", str(results)]
+    first = simulate(*terms, "--seeds", "3")
+    assert first.returncode == 0, first.stdout + first.stderr
+    whole = simulate(*terms, "--seeds", "5")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert whole.stderr.splitlines()[0].endswith(f"; {results} has the results of 3")
+    assert whole.stdout.splitlines()[-1].startswith("5 seeds, ")
+    assert len(results.read_text().splitlines()) == 6
+    nothing = simulate(*terms, "--seeds", "5")
+    assert nothing.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    other = simulate(*terms, "--seeds", "5", "--steps", "2")
+    assert other.returncode == 2
+    assert "are of steps 1, and this run is of steps 2" in " ".join(other.stderr.split())
+    away = simulate(*terms[:-1], str(tmp_path / "no" / "results"), "--seeds", "2")
+    assert away.returncode == 2
+    assert "No such file or directory" in away.stderr
+
+
 def test_a_run_that_is_ended_tells_what_it_did() -> None:
     command = [sys.executable, "-m", "tidelog", "simulate", "--seed", "5", "--seeds", "5000", "--faults", "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -25,8 +25,8 @@ from tidelog.runtime.progress_bar import ProgressBar
 if TYPE_CHECKING:
     from tidelog.simulation.mutants.mutant import Mutation
     from tidelog.simulation.mutation_search import Found
+    from tidelog.simulation.results import ResultsFile, SeedTotals, Terms
     from tidelog.simulation.run import SimulationOutcome
-    from tidelog.simulation.world.rounds import CleaningRounds
 
 MAX_SHOWN = 5
 """Maximum number of findings shown per seed."""
@@ -53,6 +53,11 @@ INTERRUPTED = 130
     metavar="TIME",
     help="Stop after this time (`870s`), and report the seeds left out.",
 )
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep each seed's result in this file, and go on after those that it has.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Parallel processes [number of cores].")
 @click.option("--verbose", is_flag=True, help="Print the log lines of the cluster.")
 def simulate(
@@ -68,12 +73,16 @@ def simulate(
     skip: str,
     shrink: bool,
     for_ms: int | None,
+    results: Path | None,
     jobs: int | None,
     verbose: bool,
 ) -> None:
     """Simulate clusters under faults, and check the clients' operations."""
+    from tidelog.simulation.results import SeedResult, SeedTotals, Terms
     from tidelog.simulation.seeds import Seeds
 
+    if results is not None and (trace or history or skip or mutations):
+        raise click.UsageError("--results cannot be used with --trace, --history, --skip or --mutations")
     if seeds > 1 and (trace or history or skip):
         raise click.UsageError("--trace, --history and --skip need a single seed")
     left_out = _numbers(skip)
@@ -86,18 +95,24 @@ def simulate(
     if mutation is not None and faults == "all":
         faults = ",".join(mutation.faults) or "all"
     chosen = _faults(faults)
-    totals, ending = _Totals(), "ENDED BY Ctrl-C"
-    full = bool(trace or history)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        contextlib.ExitStack() as shown_while,
-        Seeds(steps=steps, faults=chosen, jobs=jobs or os.cpu_count() or 1) as running,
-    ):
+    totals, ending = SeedTotals(), "ENDED BY Ctrl-C"
+    with contextlib.ExitStack() as held, contextlib.suppress(KeyboardInterrupt):
+        kept = _results_file(results, Terms.of(seed, steps, chosen, mutate), held)
+        for earlier in kept.there[:seeds] if kept is not None else ():
+            totals.add(earlier)
+        began_s = lap_s = time.monotonic()
+        running = held.enter_context(Seeds(steps=steps, faults=chosen, jobs=jobs or os.cpu_count() or 1))
         if seeds > 1:
-            click.echo(f"seeds {seed} to {seed + seeds - 1}, {steps} steps, faults {faults}", err=True)
-        progress = shown_while.enter_context(ProgressBar("simulating", seeds, "seeds", thread=False))
-        for outcome in running.run(range(seed, seed + seeds), skip=left_out, full=full, mutation=mutation):
-            totals.add(outcome)
+            known = f"; {results} has the results of {totals.seeds}" if totals.seeds else ""
+            click.echo(f"seeds {seed} to {seed + seeds - 1}, {steps} steps, faults {faults}{known}", err=True)
+        progress = held.enter_context(ProgressBar("simulating", seeds, "seeds", thread=False))
+        still, full = range(seed + totals.seeds, seed + seeds), bool(trace or history)
+        for outcome in running.run(still, skip=left_out, full=full, mutation=mutation):
+            before_s, lap_s = lap_s, time.monotonic()
+            result = SeedResult.of(outcome, lap_s - before_s)
+            totals.add(result)
+            if kept is not None:
+                kept.add(result)
             progress.update(totals.seeds)
             shown, without = outcome, left_out
             if not outcome.ok:
@@ -108,72 +123,39 @@ def simulate(
                 trace.write_text("\n".join(shown.trace) + "\n")
             if history:
                 shown.history.save(history)
-            if for_ms is not None and totals.wall_s() * 1000 > for_ms:
+            if for_ms is not None and (lap_s - began_s) * 1000 > for_ms:
                 break
         ending = "TIME WAS UP"
+    _conclude(totals, seed, seeds, ending, timed=for_ms is not None)
+
+
+def _results_file(path: Path | None, terms: Terms, held: contextlib.ExitStack) -> ResultsFile | None:
+    from tidelog.simulation.results import ResultsFile, ResultsRefused
+
+    if path is None:
+        return None
+    try:
+        return held.enter_context(ResultsFile(path, terms))
+    except ResultsRefused as error:
+        raise click.UsageError(str(error)) from None
+    except OSError as error:
+        raise click.UsageError(f"--results {path}: {error.strerror}") from None
+
+
+def _conclude(totals: SeedTotals, seed: int, seeds: int, ending: str, *, timed: bool) -> None:
     if totals.seeds:
         click.echo(totals.about_rounds())
         click.echo(totals.text())
     if totals.seeds < seeds:
         click.echo(
-            f"{ending} after {totals.wall_s():.0f} s: ONLY {totals.seeds} OF {seeds} SEEDS WERE RUN,"
+            f"{ending} after {totals.took_s:.0f} s: ONLY {totals.seeds} OF {seeds} SEEDS WERE RUN,"
             f" up to {seed + totals.seeds - 1}",
             err=True,
         )
     if totals.failed:
         raise click.exceptions.Exit(1)
-    if totals.seeds < seeds and for_ms is None:
+    if totals.seeds < seeds and not timed:
         raise click.exceptions.Exit(INTERRUPTED)
-
-
-class _Totals:
-    """Totals of the simulated seeds."""
-
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-        self.seeds = 0
-        self.failed: list[int] = []
-        self._simulated_s = self._cpu_s = 0.0
-        self._shortest_s = float("inf")
-        self._acknowledged = 0
-        self._rounds: list[CleaningRounds] = []
-
-    def add(self, outcome: SimulationOutcome) -> None:
-        self.seeds += 1
-        if not outcome.ok:
-            self.failed.append(outcome.seed)
-        self._simulated_s += outcome.simulated_s
-        self._shortest_s = min(self._shortest_s, outcome.simulated_s)
-        self._cpu_s += outcome.cpu_s
-        self._acknowledged += outcome.acknowledged
-        if outcome.rounds is not None:
-            self._rounds.append(outcome.rounds)
-
-    def wall_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-    def about_rounds(self) -> str:
-        """How much log compaction there was; without a round nothing is shown about it."""
-        tables = len(self._rounds)
-        if not tables:
-            return "NO LOG COMPACTION: no cluster had a compacted topic"
-        whole, given_up = sum(one.whole for one in self._rounds), sum(one.given_up for one in self._rounds)
-        cut_off, removed = sum(one.cut_off for one in self._rounds), sum(one.removed_bytes for one in self._rounds)
-        compacted = sum(one.whole > 0 for one in self._rounds)
-        return (
-            f"log compaction in {compacted} of {tables} clusters with a compacted topic: {whole} rounds, {given_up}"
-            f" given up, {cut_off} cut off by the end of their process, {removed} bytes removed"
-        )
-
-    def text(self) -> str:
-        """The summary line, for at least one seed."""
-        wall_s, seeds, simulated_s = self.wall_s(), self.seeds, self._simulated_s
-        verdict = f"{len(self.failed)} failed: {self.failed}" if self.failed else "nothing is wrong"
-        return (
-            f"{seeds} seed{'s' if seeds > 1 else ''}, {simulated_s:.0f} simulated seconds ({self._shortest_s:.0f} at"
-            f" least each) in {wall_s:.1f} s ({simulated_s / wall_s:.0f} for each real second,"
-            f" {self._cpu_s / seeds:.2f} s of CPU a seed), {self._acknowledged} records acknowledged: {verdict}"
-        )
 
 
 def _numbers(text: str) -> frozenset[int]:
