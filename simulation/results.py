@@ -22,7 +22,6 @@ import msgspec
 from tidelog.simulation.run import SimulationOutcome
 from tidelog.simulation.world.rounds import CleaningRounds
 
-
 _TIDELOG = Path(__file__).parent.parent
 """The package's folder: the path is not resolved, as this room may be there by a symbolic link."""
 
