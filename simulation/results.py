@@ -10,7 +10,7 @@ Entry: `ResultsFile`, `SeedTotals`.
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import hashlib
 import platform
 from collections.abc import Iterator
@@ -131,26 +131,35 @@ class SeedTotals:
 class ResultsFile:
     """The results of a run of many seeds, in a file that may be there from an earlier run with the same terms.
 
-    `there` are the results that it had. Raises `ResultsRefused` for a file that is of other terms, or no such file, and
-    `OSError` where it cannot be read or written.
+    `there` are the results that it had. Raises `ResultsRefused` for a file that is of other terms, no such file, or one
+    that another process writes to, and `OSError` where it cannot be read or written.
     """
 
     def __init__(self, path: Path, terms: Terms) -> None:
         self.there: list[SeedResult] = []
         self._path = path
-        content = b""
-        with contextlib.suppress(FileNotFoundError):
-            content = path.read_bytes()
+        self._file = path.open("a+b")
+        try:
+            self._read(terms)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, terms: Terms) -> None:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that the processes of seeds do not inherit
+        except BlockingIOError:
+            raise ResultsRefused(f"another run writes to {self._path} now; wait for it, or name another file") from None
+        self._file.seek(0)
+        content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
         lines = whole.splitlines()
         if lines:
             self._check_terms(lines[0], terms)
             self.there = list(self._results(lines[1:], terms.seed))
         elif content:
-            raise ResultsRefused(f"{path} holds no results of seeds; name another file for them")
-        self._file = path.open("r+b" if content else "xb")
+            raise ResultsRefused(f"{self._path} holds no results of seeds; name another file for them")
         self._file.truncate(len(whole))
-        self._file.seek(len(whole))
         if not lines:
             self._write(terms)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -88,6 +90,20 @@ def test_a_file_of_something_else_stays(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ResultsRefused, match=r"notes.txt holds no results of seeds; name another file"):
         ResultsFile(path, TERMS)
     assert path.read_bytes() == content
+
+
+@pytest.mark.processes
+def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    held = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", held, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ResultsRefused, match=r"another run writes to .* now"):
+            ResultsFile(path, TERMS)
+        other.communicate(b"\n", timeout=60)
+    with ResultsFile(path, TERMS) as file:
+        assert not file.there
 
 
 def test_lines_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
