@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from tidelog.controller.model.levels import NEWEST, OLDEST
 from tidelog.runtime.errors import TidelogError
+from tidelog.simulation.actors.older_controllers import OlderControllers
 from tidelog.simulation.actors.older_copies import OlderCopies
 from tidelog.simulation.world.bucket import HOST as BUCKET_HOST
 from tidelog.simulation.world.bucket import BucketFaults
@@ -27,6 +28,8 @@ MIN_PERIOD_S = 2.0
 MAX_PERIOD_S = 8.0
 QUIET = 0.25
 MAX_AT_ONCE = 3
+ALONE = "older-raft"
+"""The fault that has a period for itself: another one could keep controllers from what the bucket says."""
 MID_WRITE_S = 0.0002
 """After a write began: less than any sync takes."""
 MAX_CHANGES = 40
@@ -63,9 +66,12 @@ class Faults:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     older: OlderCopies = field(init=False)
     """Copies of the disks as they were at the beginning of a period."""
+    older_controllers: OlderControllers = field(init=False)
+    """Of the controllers' directories, the same."""
 
     def __post_init__(self) -> None:
         self.older = OlderCopies(self.cluster)
+        self.older_controllers = OlderControllers(self.cluster)
 
     async def run(self, periods: int) -> None:
         """Run the given number of periods, then heal everything."""
@@ -74,6 +80,8 @@ class Faults:
         for each_s in drawn:
             if "older" in self.chosen:
                 self.older.take(copying)
+            if ALONE in self.chosen:
+                self.older_controllers.take(copying)
             length_s = each_s * PERIOD_S * periods / sum(drawn)
             if self.rng.random() >= QUIET and self.chosen:
                 for name in self._mix():
@@ -87,10 +95,15 @@ class Faults:
         self.heal()
 
     def _mix(self) -> list[str]:
-        return self.rng.sample(self.chosen, k=min(len(self.chosen), self.rng.randint(1, MAX_AT_ONCE)))
+        mix = self.rng.sample(self.chosen, k=min(len(self.chosen), self.rng.randint(1, MAX_AT_ONCE)))
+        if ALONE in mix and self.older_controllers.is_usable():
+            return [ALONE]
+        return [name for name in mix if name != ALONE]
 
     async def _one(self, name: str, length_s: float, rng: random.Random) -> None:
         after_s, lasts_s = rng.uniform(0, length_s / 2), rng.uniform(0, length_s / 2)
+        if name == ALONE:
+            after_s, lasts_s = 0.0, length_s
         await asyncio.sleep(after_s)
         undo = FAULTS[name](_Doer(self, rng))
         if undo is not None:
@@ -141,6 +154,7 @@ class _Doer:
     def __init__(self, faults: Faults, rng: random.Random) -> None:
         self.cluster = faults.cluster
         self._older = faults.older
+        self._older_controllers = faults.older_controllers
         self.loop = faults.loop
         self.note = faults.note
         self.rng = rng
@@ -566,6 +580,10 @@ class _Doer:
         """All members of a replica set but its master, which is down, start with older copies of their disks."""
         return self._older.mount(self.rng)
 
+    def older_raft(self) -> Undo | None:
+        """A majority of the controllers start with older copies of their directories, and the others are down."""
+        return self._older_controllers.mount(self.rng)
+
     def clock(self) -> Undo | None:
         """A wall clock jumps by up to half a day, often the active controller's, and later jumps back."""
         active = self.cluster.active_node
@@ -630,5 +648,6 @@ FAULTS: dict[str, Callable[[_Doer], Undo | None]] = {
     "deny": _Doer.deny,
     "unmount": _Doer.unmount,
     "older": _Doer.older,
+    ALONE: _Doer.older_raft,
     "level": _Doer.level,
 }

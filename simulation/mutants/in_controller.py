@@ -382,4 +382,18 @@ MUTATIONS_IN_CONTROLLER = [
         ("config-lost",),
         MOVES,
     ),
+    Mutation(
+        "older-controller-elected",
+        "1",
+        "a controller becomes active without a look at the states in the bucket",
+        (
+            Edit(
+                "tidelog.controller.node:ControllerNode._activate",
+                "if self._keeper is not None:",
+                "if self._keeper is not None and mutated():",
+            ),
+        ),
+        ("rolled-back", "defect", *GONE, *LOUD),
+        ("older-raft", "kill"),
+    ),
 ]

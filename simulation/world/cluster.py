@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from tidelog.broker.inputs import BrokerIdentity, BrokerWorld, ControllerAccess, WalAccess
 from tidelog.broker.node import BrokerNode
 from tidelog.broker.partitions.log_cleaner import LogCleaner
+from tidelog.controller.active.state_keeper import BucketSuperseded
 from tidelog.controller.client.client import ClientTiming, ControllerClient
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.addresses import split_address
@@ -280,6 +281,8 @@ class _Process:
                 error = failed.exception()
                 if isinstance(error, CommitRefused):
                     self._look_at_refusal(error)
+                if isinstance(error, BucketSuperseded):
+                    self._look_at_end(error)
                 if isinstance(error, Exception) and not isinstance(error, TidelogError):
                     raise error
                 return f"failed: {error}"
@@ -292,6 +295,12 @@ class _Process:
         for replica_set, epoch in self._broker.parts.data.storages.terms().items():
             if watch.is_master(broker_id, replica_set, epoch):
                 watch.found("needless-fence", f"broker {broker_id} ended in its own master epoch {epoch}: {error}")
+
+    def _look_at_end(self, error: BucketSuperseded) -> None:
+        """A controller ends for good because its log is older than the bucket: that must be so."""
+        self._node.wanted = False  # exit code 9: a restart does not help
+        if not self._cluster.raft_watch.is_forked:
+            self._cluster.watch.found("needless-end", f"{self._node.host} ended with its own directory: {error}")
 
     async def stop(self) -> None:
         """Stop all started parts."""
@@ -428,7 +437,8 @@ class _Process:
     def _replica_wal(self, replica_set_id: int, disk: SimDisk) -> ReplicatedWal:
         wal = DiskWal(disk, self._shape.wal_settings, rng=self._rng)
         note = partial(self._cluster.note, self._node.host)
-        return watched_replica(wal, self._cluster.watch, replica_set_id, self._node.id, note)
+        has_wal = self._node.disks.mount(replica_set_id).has_wal
+        return watched_replica(wal, self._cluster.watch, replica_set_id, self._node.id, has_wal=has_wal, note=note)
 
     def _bucket_wal(self, cluster_id: str, replica_set_id: int) -> Wal:
         wal = S3Wal(

@@ -263,10 +263,29 @@ class RaftWatch:
         self.applied: dict[int, bytes] = {}
         """Every entry, by index."""
         self.findings: list[Finding] = []
+        self._forked: Sequence[bytes] | None = None
+
+    def forks(self, contents: Sequence[bytes]) -> None:
+        """From now on members have older copies of their directories, with these contents, and may add nothing."""
+        self._forked = contents
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether members have older copies."""
+        return self._forked is not None
+
+    def joins(self) -> None:
+        """The members have their own directories again."""
+        self._forked = None
 
     def applies(self, name: str, index: int, blob: bytes) -> bool:
         """A member applies an entry. Returns whether it is the first one that does."""
         known = self.applied.get(index)
+        if self._forked is not None:
+            if known != blob and not any(blob in each for each in self._forked) and not self.findings:
+                message = f"{name}, which has an older copy of its directory, applies a new entry at index {index}"
+                self.findings.append(Finding(rule="rolled-back", message=message))
+            return False
         if known is None:
             self.applied[index] = blob
         elif known != blob and not self.findings:

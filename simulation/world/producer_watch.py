@@ -41,16 +41,25 @@ class ProducerWatch:
     def __init__(self, found: Callable[[str, str], None]) -> None:
         self._found = found
         self._streams: dict[int, dict[int, ProducerBatch]] = {}
+        self._epochs: dict[int, int] = {}
+        """The newest leader epoch in which something was confirmed, by data stream."""
 
-    def confirms(self, stream_id: int, batch: ProducerBatch) -> None:
-        """Record that a batch of a data stream is confirmed. They come in the order of their offsets."""
+    def confirms(self, stream_id: int, epoch: int, batch: ProducerBatch) -> None:
+        """Record that a batch of a data stream is confirmed in a leader epoch. They come in the order of offsets."""
+        self._epochs[stream_id] = max(epoch, self._epochs.get(stream_id, epoch))
         producers = self._streams.setdefault(stream_id, {})
         old = producers.get(batch.producer_id)
         if old is None or batch.epoch > old.epoch or (batch.epoch == old.epoch and batch.last_sequence != _NONE):
             producers[batch.producer_id] = batch
 
     def opens(self, stream_id: int, epoch: int, known: Iterable[ProducerInfo]) -> None:
-        """Check the producers of a partition that has opened with this leader epoch."""
+        """Check the producers of a partition that has opened with this leader epoch.
+
+        One that opens late in an epoch of the past, as after a time without a network, knows what was written until
+        then, and can confirm nothing.
+        """
+        if epoch < self._epochs.get(stream_id, epoch):
+            return
         table = {one.producer_id: one for one in known}
         for last in self._streams.get(stream_id, {}).values():
             info = table.get(last.producer_id)
@@ -69,6 +78,7 @@ class ProducerWatch:
     def forget(self, stream_id: int) -> None:
         """Drop a stream that was deleted."""
         self._streams.pop(stream_id, None)
+        self._epochs.pop(stream_id, None)
 
 
 def producer_batch(payload: Buffer) -> ProducerBatch | None:

@@ -113,6 +113,20 @@ class RaftPlatters:
         self.names = dict(self._durable)
         self._changes.clear()
 
+    def copy(self) -> RaftPlatters:
+        """Return a copy of the files as they are read now, all of it durable."""
+        copied = RaftPlatters()
+        for name, inode in self.names.items():
+            copied.names[name] = copy = _RaftInode()
+            copy.seen += inode.seen
+            copy.sync()
+        copied.sync_names()
+        return copied
+
+    def contents(self) -> bytes:
+        """Return what all files have, one after the other."""
+        return b"".join(inode.seen for inode in self.names.values())
+
     def wipe(self) -> None:
         """An empty directory, for good."""
         self.names = {}

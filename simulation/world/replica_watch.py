@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.controller.model.replication import InSyncRecord, ReplicationRecord
 from tidelog.storage.wal.disk.wal import DiskWal
+
+HasWal = Callable[[str], bool]
+"""Whether the directory that is mounted has the WAL of an id."""
 
 
 class ReplicaWatch:
@@ -23,8 +26,10 @@ class ReplicaWatch:
 
     def __init__(self, found: Callable[[str, str], None]) -> None:
         self._found = found
-        self._wals: dict[tuple[int, int], DiskWal | None] = {}
+        self._wals: dict[tuple[int, int], tuple[DiskWal, HasWal] | None] = {}
         """By replica set and broker: of the newest process that has read it; None: another directory is mounted."""
+        self._exchanged: set[tuple[int, int]] = set()
+        """Replicas of which another directory was mounted once."""
         self._masters: dict[tuple[int, int], int] = {}
         """The broker that has begun an epoch, by replica set and epoch."""
         self._promised: dict[tuple[int, int], int] = {}
@@ -45,13 +50,14 @@ class ReplicaWatch:
             said = f"broker {broker_id} takes bytes of replica set {set_id} from a master of epoch {epoch}"
             self._found("promise-broken", f"{said}; it has promised {promised}")
 
-    def opened(self, set_id: int, broker_id: int, wal: DiskWal) -> None:
+    def opened(self, set_id: int, broker_id: int, wal: DiskWal, has_wal: HasWal) -> None:
         """Record that a process has read a replica."""
-        self._wals[set_id, broker_id] = wal
+        self._wals[set_id, broker_id] = wal, has_wal
 
     def exchanged(self, set_id: int, broker_id: int) -> None:
         """Record that another directory was mounted: what it has is not known."""
         self._wals[set_id, broker_id] = None
+        self._exchanged.add((set_id, broker_id))
         self._promised.pop((set_id, broker_id), None)
 
     def forget(self, set_id: int) -> None:
@@ -71,21 +77,25 @@ class ReplicaWatch:
     def confirms(self, set_id: int, broker_id: int, epoch: int, offset: int) -> None:
         """Check, before it takes effect, that a quorum holds what a master confirms."""
         row = self.rows.get(set_id)
-        master = self._wals.get((set_id, broker_id))
-        if row is None or not row.in_sync or master is None:
+        found = self._wals.get((set_id, broker_id))
+        if row is None or not row.in_sync or found is None:
             return
-        last_epoch = master.epoch_history.epoch_at(offset - 1)
+        last_epoch = found[0].epoch_history.epoch_at(offset - 1)
         if last_epoch != epoch:
             said = f"broker {broker_id} confirms {offset} of replica set {set_id} in epoch {epoch}, by bytes of epoch"
             self._found("confirmed-alone", f"{said} {last_epoch} alone")
-        holding = [each.broker_id for each in row.in_sync if self._holds(set_id, each.broker_id, offset, last_epoch)]
+        holding = [each.broker_id for each in row.in_sync if self._holds(set_id, each, offset, last_epoch)]
         if len(holding) < row.quorum:
             members = [each.broker_id for each in row.in_sync]
             said = f"broker {broker_id} confirms {offset} of replica set {set_id} in epoch {epoch}: {holding} of"
             self._found("confirmed-alone", f"{said} {members} hold it, the quorum is {row.quorum}")
 
-    def _holds(self, set_id: int, broker_id: int, offset: int, last_epoch: int) -> bool:
-        wal = self._wals.get((set_id, broker_id))
-        if wal is None:
-            return (set_id, broker_id) in self._wals
+    def _holds(self, set_id: int, member: InSyncRecord, offset: int, last_epoch: int) -> bool:
+        key = set_id, member.broker_id
+        found = self._wals.get(key)
+        if found is None:
+            return key in self._wals
+        wal, has_wal = found
+        if key in self._exchanged and not has_wal(member.wal_id):
+            return True  # the WAL that may have acknowledged this is not mounted any more
         return wal.durable_offset >= offset and wal.epoch_history.epoch_at(offset - 1) == last_epoch

@@ -133,7 +133,7 @@ class Watch:
         """Record that an append of that epoch is confirmed, which ends at stream offset `end`."""
         self.confirmed.stream_holds(stream_id, epoch, end)
         if producer is not None:
-            self.producers.confirms(stream_id, producer)
+            self.producers.confirms(stream_id, epoch, producer)
 
     def found(self, rule: str, message: str) -> None:
         """Report a finding."""

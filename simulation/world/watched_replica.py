@@ -36,9 +36,18 @@ class _HeldRecord(NamedTuple):
 class WatchedReplica:
     """A `tidelog.storage.wal.base.ReplicatedWal` that wraps the real one."""
 
-    def __init__(self, wal: DiskWal, watch: Watch, set_id: int, broker_id: int, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        wal: DiskWal,
+        watch: Watch,
+        set_id: int,
+        broker_id: int,
+        has_wal: Callable[[str], bool],
+        note: Callable[[str], None],
+    ) -> None:
         self._wal = wal
         self._watch = watch
+        self._has_wal = has_wal
         self._set_id = set_id
         self._broker_id = broker_id
         self._note = note
@@ -68,7 +77,7 @@ class WatchedReplica:
             on_record(found)
 
         end = await self._wal.recover(record)
-        self._watch.replicas.opened(self._set_id, self._broker_id, self._wal)
+        self._watch.replicas.opened(self._set_id, self._broker_id, self._wal, self._has_wal)
         return end
 
     async def begin_epoch(self, epoch: int) -> None:
@@ -140,7 +149,16 @@ class WatchedReplica:
 
 
 def watched_replica(
-    wal: DiskWal, watch: Watch, set_id: int, broker_id: int, note: Callable[[str], None]
+    wal: DiskWal,
+    watch: Watch,
+    set_id: int,
+    broker_id: int,
+    *,
+    has_wal: Callable[[str], bool],
+    note: Callable[[str], None],
 ) -> ReplicatedWal:
-    """Wrap a broker's replica of that replica set. `note` is for the trace."""
-    return cast(ReplicatedWal, WatchedReplica(wal, watch, set_id, broker_id, note))
+    """Wrap a broker's replica of that replica set.
+
+    `has_wal` tells whether the directory that is mounted has the WAL of an id; `note` is for the trace.
+    """
+    return cast(ReplicatedWal, WatchedReplica(wal, watch, set_id, broker_id, has_wal, note))

@@ -40,7 +40,7 @@ def found(confirmed: list[bytes], known: list[ProducerInfo]) -> list[str]:
     for each in confirmed:
         batch = producer_batch(each)
         assert batch is not None
-        watch.confirms(STREAM, batch)
+        watch.confirms(STREAM, 1, batch)
     watch.opens(OTHER, 2, [])
     watch.opens(STREAM, 2, known)
     return messages
@@ -88,12 +88,25 @@ def test_a_batch_without_a_producer_says_nothing() -> None:
     assert producer_batch(build_batch([Record(0, 0, None, b"v")])) is None
 
 
+def test_who_opens_in_an_epoch_of_the_past_knows_what_was_written_until_then() -> None:
+    messages: list[str] = []
+    watch = ProducerWatch(lambda rule, message: messages.append(message))
+    for epoch, first in ((2, 0), (3, 1)):
+        batch = producer_batch(sent(first))
+        assert batch is not None
+        watch.confirms(STREAM, epoch, batch)
+    watch.opens(STREAM, 2, [info(0)])
+    assert messages == []
+    watch.opens(STREAM, 3, [info(0)])
+    assert len(messages) == 1
+
+
 def test_a_deleted_stream_is_forgotten() -> None:
     messages: list[str] = []
     watch = ProducerWatch(lambda rule, message: messages.append(message))
     batch = producer_batch(sent(0))
     assert batch is not None
-    watch.confirms(STREAM, batch)
+    watch.confirms(STREAM, 1, batch)
     watch.forget(STREAM)
     watch.forget(OTHER)
     watch.opens(STREAM, 2, [])
