@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from tidelog.controller.image.image import Image
 from tidelog.controller.image.leading import takers
-from tidelog.controller.model.levels import SET_BACK_LEVEL
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replication import has_several, was_set_back
 
@@ -144,7 +143,7 @@ def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ..
     if missing > 0:
         return missing, silent, None
     best = max(counted.values(), key=lambda each: (each.last_epoch, each.end_offset))
-    if image.level >= SET_BACK_LEVEL and was_set_back(record, row, best):
+    if was_set_back(image.level, record, row, best):
         return 1, silent, (best.end_offset, record.committed_wal_offset)
     return 0, silent, None
 

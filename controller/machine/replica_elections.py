@@ -20,7 +20,7 @@ import msgspec
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.machine.wal_notes import keep_loss, loss_ranges, owned_partitions
 from tidelog.controller.model.errors import NotEligible, StaleBrokerEpoch
-from tidelog.controller.model.levels import SET_BACK_LEVEL
+from tidelog.controller.model.levels import EMPTY_COPY_LEVEL, SET_BACK_LEVEL
 from tidelog.controller.model.records import NO_BROKER, BrokerRecord, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import (
     MAX_REASON_CHARS,
@@ -44,6 +44,12 @@ from tidelog.storage.replication.configuration import SetConfiguration
 from tidelog.storage.replication.election import Promise, elected, settled
 
 MAX_OFFSET = (1 << 63) - 1
+_LOST_HINT = (
+    "its disk was rolled back, or lost what it had made durable: put back the one that was in use last, if any. A"
+    " master of the set fills it anew; while there is none, empty no WAL: it may be the best copy"
+)
+_LOST_HINT_BEFORE = "its disk was rolled back, or lost what it had made durable: let it join with an empty WAL"
+"""Below `EMPTY_COPY_LEVEL`: members of all versions store the same result."""
 
 
 class ReplicaSetRows(NamedTuple):
@@ -144,7 +150,7 @@ def promise_epoch(tables: Tables, command: PromiseEpoch) -> ReplicaSetRecord:
         command.end_offset,
         command.confirm_offset,
     )
-    _check_promise(found, promise)
+    _check_promise(found, promise, tables.level)
     others = [each for each in row.election.promises if each.broker_id != promise.broker_id]
     promises = tuple(sorted([*others, promise], key=lambda each: each.broker_id))
     told = msgspec.structs.replace(
@@ -155,7 +161,7 @@ def promise_epoch(tables: Tables, command: PromiseEpoch) -> ReplicaSetRecord:
     return advance(tables, ReplicaSetRows(record, told))
 
 
-def _check_promise(found: ReplicaSetRows, promise: PromiseRecord) -> None:
+def _check_promise(found: ReplicaSetRows, promise: PromiseRecord, level: int) -> None:
     """Check that the WAL is the one that is known, and has what it is known to have.
 
     One that has not is refused although all that was known of it may be in the bucket: it may have had more than was
@@ -174,7 +180,7 @@ def _check_promise(found: ReplicaSetRows, promise: PromiseRecord) -> None:
         raise WalLost(
             f"the WAL of replica set {record.id} on broker {promise.broker_id} ends at {promise.end_offset}; it had"
             f" offsets up to {end}",
-            hint="its disk was rolled back, or lost what it had made durable: let it join with an empty WAL",
+            hint=_LOST_HINT if level >= EMPTY_COPY_LEVEL else _LOST_HINT_BEFORE,
         )
 
 
@@ -231,7 +237,7 @@ def _winner(
         if best is None or needed > max(best.end_offset, record.committed_wal_offset):
             continue  # a designated one that lacks confirmed bytes leaves the others
         winner = by_replica[best.replica]
-        if tables.level >= SET_BACK_LEVEL and was_set_back(record, row, winner):
+        if was_set_back(tables.level, record, row, winner):
             continue
         if best.replica.broker_id != designated and patient and _others_may_help(tables, found, counted):
             return None

@@ -81,7 +81,7 @@ from tidelog.storage.commits import CommitGap
 
 logger = logging.getLogger(__name__)
 
-DUMP_OF_LEVEL = {0: 1, 1: 2, 2: 3, 3: 4, 4: 4, 5: 5, 6: 5, 7: 5}
+DUMP_OF_LEVEL = {0: 1, 1: 2, 2: 3, 3: 4, 4: 4, 5: 5, 6: 5, 7: 5, 8: 5}
 """Version of the state's bytes at each feature level. Builds between 0 and 1 wrote version 1 with a cluster time."""
 ROWS_AT_ONCE = 2_000
 """Rows that are encoded in one call of a few milliseconds."""

@@ -13,7 +13,7 @@ compacted topics, which brokers of older versions would misread. Level 5 adds sn
 commands, tables `snapshots` and `branches`, and state format 5. Level 6 adds no command and no table: from it on, a
 change of configs or of a replication policy names what it is based on, and is refused if that is another by then. Level
 7 adds no command and no table: from it on, nobody is elected by promises of WALs that all end before what is in the
-bucket.
+bucket. Level 8 adds no command and no table: from it on that holds for WALs that have received nothing, too.
 
 A broker's range is a row of table `kv`, which members of every version keep. It names the registration that it belongs
 to: a broker that was started anew in another version has told nothing until it says so.
@@ -29,7 +29,7 @@ from tidelog.runtime.errors import CorruptData, InvalidInput
 from tidelog.runtime.msgpack import DECODE_ERRORS
 
 OLDEST = 0
-NEWEST = 7
+NEWEST = 8
 """The newest level that this version supports; a new cluster begins with it."""
 DIRECTORIES_LEVEL = 1
 """From here on the quorum records the ids of its members' directories."""
@@ -49,6 +49,8 @@ CONFIG_BASE_LEVEL = 6
 """From here on a change of configs names what it is based on (`tidelog.controller.model.configs`)."""
 SET_BACK_LEVEL = 7
 """From here on WALs that were rolled back behind what is in the bucket elect nobody (`was_set_back`)."""
+EMPTY_COPY_LEVEL = 8
+"""From here on that holds for WALs, too, that have received nothing behind the offset at which they began."""
 OVERRIDES_LEVEL = 2
 """From here on controllers know overrides of their settings (`tidelog.controller.model.overrides`)."""
 NAMED_CONFIGS_LEVEL = 4

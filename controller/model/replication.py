@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tidelog.controller.model.levels import EMPTY_COPY_LEVEL, SET_BACK_LEVEL
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.policy import ReplicationPolicy
@@ -184,17 +185,20 @@ def replicas_without(record: ReplicaSetRecord, row: ReplicationRecord, broker_id
     return {*row.assigned, *record.members} - {broker_id, *row.leaving, *row.learning}
 
 
-def was_set_back(record: ReplicaSetRecord, row: ReplicationRecord, best: PromiseRecord) -> bool:
+def was_set_back(level: int, record: ReplicaSetRecord, row: ReplicationRecord, best: PromiseRecord) -> bool:
     """Return whether the best of a quorum's promises ends before what is in the bucket: disks were rolled back.
 
     What is in the bucket was confirmed, so one of the promises had all of it, and may have confirmed more. A WAL that
-    was begun behind it and has received nothing is found empty by a start, and one that was elected with an accepted
-    loss begins there in its term.
+    was begun behind it and has received nothing may be found empty by a start, and ends at 0 then. One that was elected
+    with an accepted loss begins there in its term.
     """
+    if level < SET_BACK_LEVEL:
+        return False
     last = row.last_election
     if last is not None and last.accepted_loss and best.last_epoch < last.master_epoch:
         return False
-    return best.last_epoch >= 0 and best.end_offset < record.committed_wal_offset
+    received = best.last_epoch >= 0 or (level >= EMPTY_COPY_LEVEL and best.end_offset > 0)
+    return received and best.end_offset < record.committed_wal_offset
 
 
 def has_several(record: ReplicaSetRecord) -> bool:

@@ -2,7 +2,7 @@
 
 It is what a restore of several machines from images of an earlier hour leaves. No quorum protects from that, and
 still nobody may be elected: what is in the bucket, or what the controllers were told, shows that the copies are older
-(`tidelog.controller.model.replication.was_set_back`, from `SET_BACK_LEVEL` on). When the fault ends, the master's
+(`tidelog.controller.model.replication.was_set_back`, from `EMPTY_COPY_LEVEL` on). When the fault ends, the master's
 disk is there again, and an operator mounts the right disks; then nothing that was acknowledged is missing.
 
 Only where that holds: the copies of all members in sync but the master end before what is in the bucket.
@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tidelog.controller.model.levels import SET_BACK_LEVEL
+from tidelog.controller.model.levels import EMPTY_COPY_LEVEL
 from tidelog.controller.model.replication import ReplicationRecord
 from tidelog.simulation.world.cluster import SimCluster, SimNode
 from tidelog.simulation.world.disk import Platters
@@ -59,7 +59,7 @@ class OlderCopies:
         Returns what ends that, or None where the copies would be taken for good disks, and rightly so.
         """
         found = [(row, copies) for row in self._several() if (copies := self._usable(row))]
-        if not found or self._cluster.level < SET_BACK_LEVEL:
+        if not found or self._cluster.level < EMPTY_COPY_LEVEL:
             return None
         row, copies = rng.choice(found)
         record = self._cluster.watch.replica_set(row.id)

@@ -21,7 +21,7 @@ from tidelog.controller.model.errors import (
     StaleBrokerEpoch,
     from_wire,
 )
-from tidelog.controller.model.levels import SET_BACK_LEVEL, UnsupportedLevel
+from tidelog.controller.model.levels import EMPTY_COPY_LEVEL, SET_BACK_LEVEL, UnsupportedLevel
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replication import PastElectionRecord, PolicyRecord, ReplicationRecord
 from tidelog.controller.model.wal_notes import WalLost, WalNote, losses_in
@@ -512,6 +512,14 @@ class TrioBelow(Trio):
         return c.Envelope(SET_BACK_LEVEL, self.term, self.now_ms, client, sequence, done, command)
 
 
+class TrioAtSeven(Trio):
+    """At the level below that from which on copies without a record elect nobody."""
+
+    def envelope(self, command: c.AnyCommand, client: str = "", sequence: int = 0, done: int = 0) -> c.Envelope:
+        """See `Driver.envelope`."""
+        return c.Envelope(EMPTY_COPY_LEVEL, self.term, self.now_ms, client, sequence, done, command)
+
+
 def uploaded(kind: type[Trio] = Trio) -> Trio:
     """A trio of which nothing is known but that its WAL is in the bucket up to 100, and whose master has died."""
     trio = kind()
@@ -568,6 +576,31 @@ def test_a_wal_that_began_behind_what_is_in_the_bucket_and_has_received_nothing_
     trio = uploaded()
     trio.promise(1, last=-1, end=0)
     assert trio.promise(2, last=-1, end=0).master != NO_BROKER
+
+
+@pytest.mark.parametrize(("kind", "says"), [(Trio, "empty no WAL"), (TrioAtSeven, "let it join with an empty WAL")])
+def test_the_advice_for_an_old_copy_keeps_it_where_it_may_be_the_best_one(kind: type[Trio], says: str) -> None:
+    trio = uploaded(kind)
+    trio.promise(1, end=130)
+    with pytest.raises(WalLost) as refused:
+        trio.promise(1, end=120)
+    assert says in (refused.value.hint or "")
+
+
+def test_an_old_copy_that_had_received_nothing_elects_nobody() -> None:
+    """It tells the offset at which it began, and would not be in sync if that were behind what is in the bucket."""
+    trio = uploaded()
+    trio.promise(1, last=-1, end=64)
+    assert trio.promise(2, last=-1, end=64).master == NO_BROKER
+    trio.restart(0)
+    assert trio.promise(0, end=130).master == 0
+
+
+def test_an_old_copy_that_had_received_nothing_elects_as_before_until_all_members_know_the_rule() -> None:
+    trio = uploaded(TrioAtSeven)
+    assert trio.state.level == EMPTY_COPY_LEVEL - 1
+    trio.promise(1, last=-1, end=64)
+    assert trio.promise(2, last=-1, end=64).master != NO_BROKER
 
 
 def test_all_ack_goes_on_with_the_living() -> None:
