@@ -110,7 +110,7 @@ def test_what_is_no_backup_is_not_written_over(tmp_path: Path) -> None:
         metadata_written(process)
         cluster("backup", "--data-dir", data, "--to", place)
         own = cluster("backup", "--data-dir", data, "--to", data / "bucket", code=InvalidInput.exit_code)
-        assert "over its source" in own
+        assert "in the data directory of a cluster" in own
         shutil.copytree(data / "bucket", other)
         assert "not a backup" in cluster("backup", "--data-dir", data, "--to", other, code=InvalidInput.exit_code)
         assert objects(other) == objects(data / "bucket")

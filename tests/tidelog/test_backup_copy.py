@@ -277,6 +277,21 @@ async def test_a_restore_takes_nothing_from_a_cluster_that_started_there_meanwhi
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", ["cluster.json", "identity.json"])
+@pytest.mark.parametrize("place", ["", "backups"])
+def test_a_backup_into_a_data_directory_is_refused(tmp_path: Path, name: str, place: str) -> None:
+    """It would be lost with that directory."""
+    cluster = tmp_path / "cluster"
+    bucket = cluster / "bucket"
+    bucket.mkdir(parents=True)
+    (cluster / name).write_text("{}")
+    refused = Cli()("cluster", "backup", "--data-dir", cluster, "--to", cluster / place, code=InvalidInput.exit_code)
+    assert f"{cluster / name} exists" in refused.err and "give --to another place" in refused.err
+    assert sorted(each.name for each in cluster.iterdir()) == ["bucket", name]
+    assert not list(bucket.iterdir())
+
+
+@pytest.mark.processes
 async def test_a_restore_that_could_not_write_the_data_directory_goes_on_as_it_says(tmp_path: Path) -> None:
     source, place, new = Bucket(), tmp_path / "backup", tmp_path / "new"
     backup = LocalObjectStore(place)

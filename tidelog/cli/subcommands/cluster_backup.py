@@ -19,7 +19,7 @@ from tidelog.cli import output
 from tidelog.cli.options import PRIVATE_UMASK, config_options, format_option, load_config
 from tidelog.cli.subcommands.cluster_rebuild import render_report, require_bucket, say_rebuilt
 from tidelog.cli.subcommands.up import check_bucket
-from tidelog.runtime.errors import ConfigError, NotFound
+from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound
 from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def backup(
     loaded = _load(config_file, assignments, data_dir, s3_endpoint, bucket)
     require_bucket(loaded)
     os.umask(PRIVATE_UMASK)
-    report = asyncio.run(_backup(loaded, cluster_id, _Other("--to", directory, to_s3_endpoint, to_bucket), keep))
+    other = _Other("--to", directory, to_s3_endpoint, to_bucket)
+    other.refuse_data_directory()
+    report = asyncio.run(_backup(loaded, cluster_id, other, keep))
     output.emit(json.dumps(msgspec.to_builtins(report), indent=2) if style == "json" else _render(report))
 
 
@@ -123,6 +125,22 @@ class _Other:
         """Refuse a directory that does not exist."""
         if self.directory is not None and not self.directory.is_dir():
             raise NotFound(f"there is no directory {self.directory}", hint=f"{self.flag} names it")
+
+    def refuse_data_directory(self) -> None:
+        """Refuse a directory of a cluster, or one in it: the backup would be lost with it."""
+        from tidelog.process.cluster_layout import LAYOUT_FILE
+        from tidelog.process.data_dir import IDENTITY_FILE
+
+        if self.directory is None:
+            return
+        place = self.directory.resolve()
+        for above in (place, *place.parents):
+            for name in (LAYOUT_FILE, IDENTITY_FILE):
+                if (above / name).exists():
+                    raise InvalidInput(
+                        f"{self.directory} is in the data directory of a cluster: {above / name} exists",
+                        hint=f"a backup there is lost with it; give {self.flag} another place",
+                    )
 
     def open(self, own: S3Settings) -> ObjectStore:
         """Open it; the other settings of its S3 server are those of the cluster's own (`[s3]`)."""
