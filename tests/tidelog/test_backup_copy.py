@@ -10,12 +10,13 @@ import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver, until
 from tests.support.cli import Cli
+from tidelog.cli.options import load_config
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, owner_key, state_key
 from tidelog.controller.rebuild.source import claim
 from tidelog.process.backup import BackupReport, back_up, restore
 from tidelog.process.data_dir import UP_LOCK_FILE, WrongDataDirectory, lock_file
-from tidelog.process.rebuild import UNFINISHED_FILE
+from tidelog.process.rebuild import UNFINISHED_FILE, prepare
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
 from tidelog.storage.bucket.local import LocalObjectStore
@@ -274,6 +275,20 @@ async def test_a_restore_takes_nothing_from_a_cluster_that_started_there_meanwhi
         await slow
     assert not await keys(new, "/state-")
     await new.close()
+
+
+async def test_no_cluster_is_rebuilt_over_a_backup(tmp_path: Path) -> None:
+    """It would delete from its only copy; to look at what a backup holds is another thing."""
+    source, target = Bucket(), LocalObjectStore(tmp_path / "backup")
+    await source.upload()
+    await source.write_state()
+    await back_up(source, target, CLUSTER, CLOCK, kept=1)
+    config = load_config(None, (), node__data_dir=str(tmp_path / "data")).config
+    with pytest.raises(InvalidInput, match=f"is a backup of cluster {CLUSTER}") as refused:
+        await prepare(config, target, 1, CLUSTER)
+    assert "tidelog cluster restore" in (refused.value.hint or "")
+    assert (await prepare(config, target, 1, CLUSTER, of_backup=True)).report.cluster_id == CLUSTER
+    assert (await prepare(config, source, 1, CLUSTER)).report.cluster_id == CLUSTER
 
 
 @pytest.mark.processes

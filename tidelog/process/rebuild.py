@@ -25,6 +25,7 @@ import msgspec
 from tidelog.config import Config, Loaded
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import Tables
+from tidelog.controller.model.bucket_state import backup_key
 from tidelog.controller.model.records import BUCKET_WAL, STREAMS_PER_PARTITION, ObjectState
 from tidelog.controller.model.wal_notes import DATA_STREAM, is_committed, losses_in, note_in
 from tidelog.controller.raft.files import sync_directory
@@ -36,7 +37,7 @@ from tidelog.controller.rebuild.source import BucketContent, claim, only_cluster
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
 from tidelog.runtime.errors import ConfigError, InvalidInput, StorageFailed, Unavailable
-from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
 from tidelog.storage.wal.s3.inspect import inspect_bucket
 
 META_STREAM = 0
@@ -122,7 +123,10 @@ async def prepare(
     `of_backup`: the bucket is a copy, which has no WAL: what only that had is lost, wherever it was. `accept_loss`:
     what is missing is given up, with what precedes it, also if it cannot have been trimmed.
     """
-    content = await read_bucket(store, cluster_id or await only_cluster(store), progress)
+    chosen = cluster_id or await only_cluster(store)
+    if not of_backup:
+        await _refuse_backup(store, chosen)
+    content = await read_bucket(store, chosen, progress)
     tables = content.state.tables
     if not of_backup:
         await _refuse_bucket_wal(store, content)
@@ -141,6 +145,18 @@ async def prepare(
     checked.load(state.dump())  # what a controller will do; and the indexes are those of the rows alone
     report = _report(config, content, plan, checked, ids, lost, now_ms)
     return Prepared(msgspec.structs.replace(report, removed_brokers=removed), checked)
+
+
+async def _refuse_backup(store: ObjectStore, cluster_id: str) -> None:
+    """Refuse a bucket that `tidelog cluster backup` made: the cluster would delete from its only copy."""
+    try:
+        await store.head(backup_key(cluster_id))
+    except ObjectNotFound:
+        return
+    raise InvalidInput(
+        f"{store.url} is a backup of cluster {cluster_id}: the rebuilt cluster would change it",
+        hint="`tidelog cluster restore` copies it to a bucket for the cluster, and makes the data directory",
+    )
 
 
 async def _refuse_bucket_wal(store: ObjectStore, content: BucketContent) -> None:
