@@ -326,7 +326,7 @@ class FileDiskFile:
         """See `DiskFile.is_linked`. No other file gets the inode's number while this one is open."""
         try:
             named = await self._disk._run(os.stat, self._disk._full(self._name))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return os.path.samestat(named, self._opened)
 

@@ -547,6 +547,18 @@ async def test_files_are_created_once_and_renamed(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
+async def test_a_file_is_not_linked_where_its_directory_has_become_a_file(tmp_path: Path) -> None:
+    place = tmp_path / "wal"
+    place.mkdir()
+    async with opened(place) as disk:
+        file = await disk.open("a", create=True)
+        place.rename(tmp_path / "moved")
+        assert not await file.is_linked()
+        place.touch()
+        assert not await file.is_linked()
+        await file.close()
+
+
 async def test_a_file_is_linked_until_its_name_is_gone_or_leads_to_another(tmp_path: Path) -> None:
     async with opened(tmp_path) as disk:
         file = await disk.open("a", create=True)
