@@ -97,7 +97,9 @@ def simulate(
     chosen = _faults(faults)
     totals, ending = SeedTotals(), "ENDED BY Ctrl-C"
     with contextlib.ExitStack() as held, contextlib.suppress(KeyboardInterrupt):
-        kept = _results_file(results, Terms.of(seed, steps, chosen, mutate), held)
+        kept = None
+        if results is not None:
+            kept = held.enter_context(_results_file(results, Terms.of(seed, steps, chosen, mutate)))
         for earlier in kept.there[:seeds] if kept is not None else ():
             totals.add(earlier)
         began_s = lap_s = time.monotonic()
@@ -129,13 +131,11 @@ def simulate(
     _conclude(totals, seed, seeds, ending, timed=for_ms is not None)
 
 
-def _results_file(path: Path | None, terms: Terms, held: contextlib.ExitStack) -> ResultsFile | None:
+def _results_file(path: Path, terms: Terms) -> ResultsFile:
     from tidelog.simulation.results import ResultsFile, ResultsRefused
 
-    if path is None:
-        return None
     try:
-        return held.enter_context(ResultsFile(path, terms))
+        return ResultsFile(path, terms)
     except ResultsRefused as error:
         raise click.UsageError(str(error)) from None
     except OSError as error:
