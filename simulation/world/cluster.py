@@ -16,7 +16,7 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tidelog.broker.inputs import BrokerIdentity, BrokerWorld, ControllerAccess, WalAccess
 from tidelog.broker.node import BrokerNode
@@ -42,7 +42,7 @@ from tidelog.simulation.world.replica_disks import NodeDisks, SimReplicaDisks
 from tidelog.simulation.world.rounds import CleaningRounds
 from tidelog.simulation.world.settings import FIRST_CONTROLLER, KAFKA_PORT, SECRET, Shape, host_of
 from tidelog.simulation.world.watch import PARTITIONS_PER_DELETION, Watch
-from tidelog.simulation.world.watched_replica import watched_replica
+from tidelog.simulation.world.watched_replica import WatchedReplica
 from tidelog.simulation.world.watched_wal import watched
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
@@ -438,7 +438,8 @@ class _Process:
         wal = DiskWal(disk, self._shape.wal_settings, rng=self._rng)
         note = partial(self._cluster.note, self._node.host)
         has_wal = self._node.disks.mount(replica_set_id).has_wal
-        return watched_replica(wal, self._cluster.watch, replica_set_id, self._node.id, has_wal=has_wal, note=note)
+        replica = WatchedReplica(wal, self._cluster.watch, replica_set_id, self._node.id, has_wal, note)
+        return cast(ReplicatedWal, replica)
 
     def _bucket_wal(self, cluster_id: str, replica_set_id: int) -> Wal:
         wal = S3Wal(

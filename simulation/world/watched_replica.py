@@ -4,20 +4,20 @@ What a master confirms leads to acknowledgements, high watermarks and commits, a
 member; so it is compared with the start of later terms by `tidelog.simulation.world.confirmed`, and with what the other
 replicas hold by `tidelog.simulation.world.replica_watch`. A trim is reported before it happens.
 
-Entry: `watched_replica`.
+Entry: `WatchedReplica`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from tidelog.runtime.types import Buffer
 from tidelog.simulation.world.producer_watch import ProducerBatch
 from tidelog.simulation.world.watch import Watch
 from tidelog.storage.records import StreamAppend
-from tidelog.storage.wal.base import ReplicatedWal, WalRecord, WalRecordType
+from tidelog.storage.wal.base import WalRecord, WalRecordType
 from tidelog.storage.wal.disk.wal import DiskWal
 
 
@@ -34,7 +34,10 @@ class _HeldRecord(NamedTuple):
 
 
 class WatchedReplica:
-    """A `tidelog.storage.wal.base.ReplicatedWal` that wraps the real one."""
+    """A `tidelog.storage.wal.base.ReplicatedWal` that wraps the real one, of a broker's replica of a replica set.
+
+    `has_wal` tells whether the directory that is mounted has the WAL of an id; `note` is for the trace.
+    """
 
     def __init__(
         self,
@@ -146,19 +149,3 @@ class WatchedReplica:
         """See `Wal.trim`."""
         self._watch.trims(self._set_id, offset)
         await self._wal.trim(offset)
-
-
-def watched_replica(
-    wal: DiskWal,
-    watch: Watch,
-    set_id: int,
-    broker_id: int,
-    *,
-    has_wal: Callable[[str], bool],
-    note: Callable[[str], None],
-) -> ReplicatedWal:
-    """Wrap a broker's replica of that replica set.
-
-    `has_wal` tells whether the directory that is mounted has the WAL of an id; `note` is for the trace.
-    """
-    return cast(ReplicatedWal, WatchedReplica(wal, watch, set_id, broker_id, has_wal, note))

@@ -507,17 +507,18 @@ def test_a_quorum_of_promises_that_lacks_confirmed_bytes_elects_nobody() -> None
 class TrioBelow(Trio):
     """At the level below that from which on disks that were rolled back elect nobody."""
 
+    version = SET_BACK_LEVEL
+    """Of envelopes: the level plus one."""
+
     def envelope(self, command: c.AnyCommand, client: str = "", sequence: int = 0, done: int = 0) -> c.Envelope:
         """See `Driver.envelope`."""
-        return c.Envelope(SET_BACK_LEVEL, self.term, self.now_ms, client, sequence, done, command)
+        return c.Envelope(self.version, self.term, self.now_ms, client, sequence, done, command)
 
 
-class TrioAtSeven(Trio):
+class TrioAtSeven(TrioBelow):
     """At the level below that from which on copies without a record elect nobody."""
 
-    def envelope(self, command: c.AnyCommand, client: str = "", sequence: int = 0, done: int = 0) -> c.Envelope:
-        """See `Driver.envelope`."""
-        return c.Envelope(EMPTY_COPY_LEVEL, self.term, self.now_ms, client, sequence, done, command)
+    version = EMPTY_COPY_LEVEL
 
 
 def uploaded(kind: type[Trio] = Trio) -> Trio:

@@ -277,6 +277,13 @@ async def test_a_restore_takes_nothing_from_a_cluster_that_started_there_meanwhi
     await new.close()
 
 
+async def test_a_cluster_is_not_copied_over_itself(tmp_path: Path) -> None:
+    source = LocalObjectStore(tmp_path / "bucket")
+    with pytest.raises(InvalidInput, match="over its source"):
+        await back_up(source, source, CLUSTER, CLOCK, kept=1)
+    assert not await keys(source, "")
+
+
 async def test_no_cluster_is_rebuilt_over_a_backup(tmp_path: Path) -> None:
     """It would delete from its only copy; to look at what a backup holds is another thing."""
     source, target = Bucket(), LocalObjectStore(tmp_path / "backup")
