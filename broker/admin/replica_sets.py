@@ -33,7 +33,13 @@ from aiohttp import web
 from tidelog.broker.admin.answers import flag, integer, json_answer, number
 from tidelog.controller.client.configs import until_based
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
-from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord, has_several, replicas_without
+from tidelog.controller.model.replication import (
+    PolicyRecord,
+    ReplicationRecord,
+    has_several,
+    replicas_without,
+    voting,
+)
 from tidelog.runtime.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -294,13 +300,14 @@ def _election(image: Image, record: ReplicaSetRecord, row: ReplicationRecord) ->
     if election is None:
         return None
     configuration = row.configuration(record.sync_state_set_epoch)
+    votes = voting(image.level, record, row, election.promises)
     promises = [
         {
             "broker": each.broker_id,
             "last_epoch": each.last_epoch,
             "end_offset": each.end_offset,
             "confirm_offset": each.confirm_offset,
-            "counts": each.replica in configuration.members,
+            "counts": each.replica in configuration.members and each in votes,
         }
         for each in election.promises
     ]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tidelog.controller.image.image import Image
 from tidelog.controller.image.leading import takers
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, ReplicaSetRecord
-from tidelog.controller.model.replication import has_several, was_set_back
+from tidelog.controller.model.replication import best_of, has_several, voting, was_set_back
 
 
 class TakeoverState(Enum):
@@ -29,6 +29,29 @@ class TakeoverState(Enum):
     """It has several members, and one of them is elected."""
     WAITING = "waiting"
     """Only its broker can continue: the WAL is not in the bucket, or the broker is coming back."""
+
+
+class SetBack(NamedTuple):
+    """Members whose disks are older copies, so that nobody is elected (`was_set_back`)."""
+
+    brokers: tuple[int, ...]
+    """They have promised, by id."""
+    end: int
+    """WAL offset where the best of their WALs ends."""
+    uploaded: int
+    """WAL offset up to which records are in the bucket."""
+    enough: int
+    """The last master, if its disk elects by itself; else -1."""
+
+    def sentence(self, replica_set: int) -> str:
+        """Return what is wrong, and the ways out."""
+        where = ", ".join(map(str, self.brokers))
+        enough = f" (that of broker {self.enough} is enough)" if self.enough != NO_BROKER else ""
+        return (
+            f"disks were rolled back: the WALs on brokers {where} end at {self.end}, and the bucket has offsets up to"
+            f" {self.uploaded}. Put back the disks that the brokers had last{enough}, or give up what only they had by"
+            f" `tidelog replica-set elect {replica_set} --broker B --accept-loss`"
+        )
 
 
 class LostReplicaSet(NamedTuple):
@@ -45,12 +68,11 @@ class LostReplicaSet(NamedTuple):
     since_ms: int
     """When the takeover began; 0 if none has."""
     missing: int = 0
-    """Promises that the election under way still needs."""
+    """Promises that the election under way still needs; 0 where disks were rolled back."""
     silent: tuple[int, ...] = ()
     """The members that could give them, by id: down, or back with another WAL or an older copy of it."""
-    set_back: tuple[int, int] | None = None
-    """If those that have promised are enough, and were rolled back (`was_set_back`): where the best of their WALs ends,
-    and up to which WAL offset records are in the bucket."""
+    set_back: SetBack | None = None
+    """Why promises that would be enough elect nobody."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for operators."""
@@ -79,20 +101,12 @@ class LostReplicaSet(NamedTuple):
     def _electing(self) -> str:
         """Who is missing need not be the last master: a broker may be back without its WAL."""
         what = f"replica set {self.replica_set} has no master: its {self.partitions} partitions wait for an election"
+        if self.set_back is not None:
+            return f"{what}, and {self.set_back.sentence(self.replica_set)}"
         if not self.missing:
             return what
         those = ", ".join(map(str, self.silent))
-        needs = f"{what}, which needs {self.missing} more of the WALs on brokers {those}"
-        if self.set_back is None:
-            return needs
-        end, uploaded = self.set_back
-        why = f"those that have promised end at {end} and were longer, for the bucket has offsets up to {uploaded}"
-        if self.silent:
-            return f"{needs}: {why}"
-        return (
-            f"{what}, and {why}: put back the disks that its brokers had last, or give up what only they had by"
-            f" `tidelog replica-set elect {self.replica_set} --broker B --accept-loss`"
-        )
+        return f"{what}, which needs {self.missing} more of the WALs on brokers {those}"
 
 
 def lost_replica_sets(image: Image) -> list[LostReplicaSet]:
@@ -131,7 +145,7 @@ def _state(image: Image, record: ReplicaSetRecord, broker: int, kind: str) -> Ta
     return TakeoverState.DUE
 
 
-def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ...], tuple[int, int] | None]:
+def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ...], SetBack | None]:
     """Return the fields of `LostReplicaSet` that tell what an election under way still needs."""
     row, election = image.replication.get(record.id), image.election(record.id)
     if row is None or election is None:
@@ -142,10 +156,15 @@ def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ..
     missing = configuration.promises_needed - len(counted)
     if missing > 0:
         return missing, silent, None
-    best = max(counted.values(), key=lambda each: (each.last_epoch, each.end_offset))
-    if was_set_back(image.level, record, row, best):
-        return 1, silent, (best.end_offset, record.committed_wal_offset)
-    return 0, silent, None
+    old = [each for each in counted.values() if was_set_back(image.level, record, row, each)]
+    votes = voting(image.level, record, row, counted.values())
+    if len(votes) >= configuration.promises_needed and best_of(votes) not in old:
+        return 0, silent, None
+    members = {each.broker_id for each in configuration.members}
+    enough = election.last_master if election.set_back and election.last_master in members else NO_BROKER
+    end = max(each.end_offset for each in old)
+    brokers = tuple(sorted(each.broker_id for each in old))
+    return 0, silent, SetBack(brokers, end, record.committed_wal_offset, enough)
 
 
 def _is_alive(image: Image, broker_id: int) -> bool:

@@ -35,7 +35,9 @@ from tidelog.controller.model.replication import (
     PastElectionRecord,
     PromiseRecord,
     ReplicationRecord,
+    best_of,
     has_several,
+    voting,
     was_set_back,
 )
 from tidelog.controller.model.wal_notes import WalLoss, WalLost
@@ -118,7 +120,8 @@ def begin(
     last = record.master
     if last == NO_BROKER and row.election is not None:
         last = row.election.last_master
-    election = ElectionRecord(reason[:MAX_REASON_CHARS], tables.now_ms, designated, last, is_patient)
+    set_back = row.election is not None and row.election.set_back
+    election = ElectionRecord(reason[:MAX_REASON_CHARS], tables.now_ms, designated, last, is_patient, set_back=set_back)
     begun = msgspec.structs.replace(record, master=NO_BROKER, master_epoch=record.master_epoch + 1)
     tables.replica_sets.put(record.id, begun)
     tables.replication.put(record.id, msgspec.structs.replace(row, election=election))
@@ -184,6 +187,18 @@ def _check_promise(found: ReplicaSetRows, promise: PromiseRecord, level: int) ->
         )
 
 
+def note_older_copy(tables: Tables, replica_set_id: int) -> None:
+    """Note that a promise was refused because its disk is an older copy: see `ElectionRecord.set_back`."""
+    row = tables.replication.get(replica_set_id)
+    if row is not None and tables.level >= EMPTY_COPY_LEVEL:
+        tables.replication.put(row.id, _set_back(row))
+
+
+def _set_back(row: ReplicationRecord) -> ReplicationRecord:
+    assert row.election is not None, "promises are refused, and count, in an election"
+    return msgspec.structs.replace(row, election=msgspec.structs.replace(row.election, set_back=True))
+
+
 def _with_promise(member: InSyncRecord, promise: PromiseRecord) -> InSyncRecord:
     if member.replica != promise.replica:
         return member
@@ -197,6 +212,9 @@ def _with_promise(member: InSyncRecord, promise: PromiseRecord) -> InSyncRecord:
 def advance(tables: Tables, found: ReplicaSetRows) -> ReplicaSetRecord:
     """Store the row of an election under way, and elect if nothing is awaited any more."""
     record, row = found
+    if tables.level >= EMPTY_COPY_LEVEL and _are_set_back(tables, found):
+        row = _set_back(row)
+        found = ReplicaSetRows(record, row)
     assert row.election is not None
     tables.replication.put(row.id, row)
     counted = counted_promises(tables, row)
@@ -206,8 +224,17 @@ def advance(tables: Tables, found: ReplicaSetRows) -> ReplicaSetRecord:
     alive = [each for each in record.sync_state_set if _is_alive(tables, each)]
     all_ack = row.policy.all_ack_in_sync_state_set
     after = settled(found.configuration, master=winner.replica, alive=alive, all_ack=all_ack)
-    _assert_rule_8(found, counted, winner, after)
+    _assert_rule_8(found, voting(tables.level, record, row, counted), winner, after)
     return _install(tables, found, winner, after)
+
+
+def _are_set_back(tables: Tables, found: ReplicaSetRows) -> bool:
+    """Whether as many members as elect have promised, and the best of them with an older copy of its disk."""
+    configuration = found.configuration
+    counted = [each for each in counted_promises(tables, found.row) if each.replica in configuration.members]
+    if len(counted) < configuration.promises_needed:
+        return False
+    return was_set_back(tables.level, found.record, found.row, best_of(counted))
 
 
 def counted_promises(tables: Tables, row: ReplicationRecord) -> list[PromiseRecord]:
@@ -224,12 +251,14 @@ def _winner(
     record, row = found
     election = row.election
     assert election is not None
-    by_replica = {each.replica: each for each in counted}
+    votes = voting(tables.level, record, row, counted)
+    by_replica = {each.replica: each for each in votes}
     promises = [
-        Promise(each.replica, each.last_epoch, each.end_offset, row.priority_of(each.broker_id)) for each in counted
+        Promise(each.replica, each.last_epoch, each.end_offset, row.priority_of(each.broker_id)) for each in votes
     ]
     designated = election.designated
     awaited = {election.last_master, designated} - {NO_BROKER} if patient else set()
+    awaited -= {each.broker_id for each in counted if each.replica not in by_replica}
     waits_for = sorted(each for each in awaited if _may_promise(tables, row, each))
     needed = confirmed_offset(found, counted)
     for wanted in dict.fromkeys((designated, NO_BROKER)):

@@ -75,6 +75,7 @@ from tidelog.controller.model import snapshots as sn
 from tidelog.controller.model.errors import CommandFailed, ErrorInfo, NotController, to_wire
 from tidelog.controller.model.levels import NewerLevel, UnsupportedLevel, require_known
 from tidelog.controller.model.records import ClusterRecord, ObjectRecord, StreamRecord
+from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.msgpack import DECODE_ERRORS
 from tidelog.storage.commits import CommitGap
@@ -300,6 +301,8 @@ class ControllerState:
             msgspec.msgpack.encode(refusal)
             if isinstance(error, CommitGap) and error.stream_id is not None:
                 state_objects.quarantine(tables, error.stream_id, error.message)
+            if isinstance(error, WalLost) and isinstance(command, r.PromiseEpoch):
+                replica_elections.note_older_copy(tables, command.replica_set_id)
         changes = tables.commit()
         _require_encodable(changes)
         return changes, raw, refusal

@@ -15,6 +15,8 @@ Entry: `ReplicationRecord`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from tidelog.controller.model.levels import EMPTY_COPY_LEVEL, SET_BACK_LEVEL
@@ -106,6 +108,8 @@ class ElectionRecord(msgspec.Struct, frozen=True, array_like=True):
     """Whether the promises of the last master and of the designated broker are awaited while these are alive."""
     promises: tuple[PromiseRecord, ...] = ()
     """By broker id."""
+    set_back: bool = False
+    """Whether a disk was seen to be an older copy: see `voting`. Set from `EMPTY_COPY_LEVEL` on."""
 
 
 class PastElectionRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -183,6 +187,29 @@ def replica_count(record: ReplicaSetRecord, row: ReplicationRecord | None, broke
 def replicas_without(record: ReplicaSetRecord, row: ReplicationRecord, broker_id: int) -> set[int]:
     """Return the brokers whose replicas count, or will, when that of `broker_id` is gone."""
     return {*row.assigned, *record.members} - {broker_id, *row.leaving, *row.learning}
+
+
+def best_of(promises: Iterable[PromiseRecord]) -> PromiseRecord:
+    """Return the promise whose WAL has all that any other of them has. Raises `ValueError` if there is none."""
+    return max(promises, key=lambda each: (each.last_epoch, each.end_offset))
+
+
+def voting(
+    level: int, record: ReplicaSetRecord, row: ReplicationRecord, promises: Iterable[PromiseRecord]
+) -> list[PromiseRecord]:
+    """Return which of the promises count in the election under way.
+
+    Once a disk was seen to be an older copy, a promise that ends before what is in the bucket may be one with a copy,
+    and it stands until its broker registers anew, while the right disks come back one by one. Of these a quorum is
+    needed, or the one of the last master, which has every confirmed byte by itself.
+    """
+    given = list(promises)
+    if row.election is None or not row.election.set_back:
+        return given
+    good = [each for each in given if not was_set_back(level, record, row, each)]
+    members = {each.replica for each in row.in_sync}
+    has_all = any(each.broker_id == row.election.last_master and each.replica in members for each in good)
+    return given if has_all else good
 
 
 def was_set_back(level: int, record: ReplicaSetRecord, row: ReplicationRecord, best: PromiseRecord) -> bool:
