@@ -344,6 +344,50 @@ def accept_loss(loss: str, data_dir: Path | None, config_file: Path | None, assi
     output.emit(f"accepted loss {loss} in {path}: start the broker, which records it")
 
 
+@wal.command("renew-id")
+@click.option(
+    "--replica-set", type=click.IntRange(min=0), metavar="ID", help="The set whose log it is [the broker's own]."
+)
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="The broker's data directory [tidelog-data]."
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@format_option
+@config_options
+def renew_id(
+    replica_set: int | None,
+    data_dir: Path | None,
+    yes: bool,
+    style: str,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Let an older copy of a log go on as that of another replica, where only older copies are left.
+
+    The broker is stopped, and the records stay as they are. Started again, it promises with this log, and
+    `tidelog replica-set elect` with --accept-loss elects it.
+    """
+    from tidelog.process.data_check import own_replica_set
+    from tidelog.process.renewed_id import renew_id as renew
+
+    config = load_config(
+        config_file, assignments, node__data_dir=str(data_dir) if data_dir is not None else None
+    ).config
+    own = own_replica_set(config)
+    chosen = own if replica_set is None else replica_set
+    if not yes:
+        output.confirm(f"let the log of replica set {chosen} in {config.node.data_dir} go on as another replica's")
+    renewed = _run(config, renew(Path(config.node.data_dir), chosen, own))
+    if style == "json":
+        document = {"replica_set": chosen, "path": str(renewed.path), "before": renewed.before, "id": renewed.now}
+        output.emit(json.dumps(document, indent=2))
+        return
+    output.emit(
+        f"{renewed.path} has the id {renewed.now} now, instead of {renewed.before}: start the broker, and then `tidelog"
+        f" replica-set elect {chosen} --broker {own} --accept-loss`"
+    )
+
+
 def _parts_document(report: DataReport) -> dict[str, Any]:
     return {
         "info": _as_document(report.info) if report.info is not None else None,
