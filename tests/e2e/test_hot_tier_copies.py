@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from tests.e2e.backends import QUIET, create_topic, read_topic
 from tests.support.hot_cluster import BROKERS, HotCluster, hot_cluster
-from tidelog.chaos.serve_cluster import TIDELOG, eventually, tidelog_json
+from tidelog.chaos.serve_cluster import eventually, tidelog_json
+from tidelog.runtime.children import TIDELOG
 
 PARTITIONS = 6
 TOPIC = "copied"
@@ -24,8 +25,14 @@ def produce(hot: HotCluster, values: range) -> set[bytes]:
     """Have records acknowledged by two of three brokers; return them."""
     written: set[bytes] = set()
     producer = Producer({"bootstrap.servers": hot.bootstrap, "acks": "all", **QUIET})
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        value = message.value()
+        if error is None and isinstance(value, bytes):
+            written.add(value)
+
     for each in values:
-        producer.produce(TOPIC, str(each).encode(), on_delivery=lambda error, message: written.add(message.value()))
+        producer.produce(TOPIC, str(each).encode(), on_delivery=delivered)
     assert producer.flush(60) == 0 and len(written) == len(values)
     return written
 
