@@ -115,13 +115,9 @@ class HotSets:
         if self._shared is None:
             return
         for replica_set in sorted(self._wanted(self._shared)):
-            await self._open(self._shared, replica_set)
-        own = self._shared.base.broker_id
-        if self._keeps_own and own not in self._sets and own in self._failures:
-            raise TidelogError(
-                f"the broker's own WAL cannot be opened: {self._failures[own]}",
-                hint="`tidelog wal verify` checks it; nothing was changed",
-            )
+            error = await self._open(self._shared, replica_set)
+            if error is not None and self._keeps_own and replica_set == self._shared.base.broker_id:
+                raise error
 
     async def begin(self, membership: BrokerMembership) -> None:
         """Serve, and follow the metadata, under the broker's registration. Raises as `HotSet.begin_alone`."""
@@ -190,7 +186,7 @@ class HotSets:
         await self._replace_rejected(shared)
         await self._list_rejected()
         for replica_set in sorted(wanted - self._sets.keys()):
-            if await self._open(shared, replica_set):
+            if await self._open(shared, replica_set) is None:
                 self._sets[replica_set].begin(self._registration_epoch)
 
     async def _replace_rejected(self, shared: HotShared) -> None:
@@ -239,17 +235,18 @@ class HotSets:
             self._failures.pop(replica_set, None)
             logger.info("a replica was deleted: this broker was removed from its set", extra={"set": replica_set})
 
-    async def _open(self, shared: HotShared, replica_set: int) -> bool:
+    async def _open(self, shared: HotShared, replica_set: int) -> TidelogError | None:
+        """Open a replica. Returns why it cannot be opened, which is a problem then."""
         assert self._disks is not None
         try:
             opened = self._disks.open(replica_set)
             self._sets[replica_set] = await HotSet.open(shared, opened, replica_set)
         except TidelogError as error:
             self._note(replica_set, "cannot be opened", error)
-            return False
+            return error
         self._sets[replica_set].on_rejected = self._changed.set
         self._failures.pop(replica_set, None)
-        return True
+        return None
 
     async def _drop(self, shared: HotShared, replica_set: int) -> None:
         """Close a replica that was not wanted any more, and delete its files; keep those of the broker's own set.

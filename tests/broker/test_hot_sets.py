@@ -31,7 +31,7 @@ from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import FoundWal, WalNote, WalVerdict, judge, note_in
 from tidelog.process.replica_disks import DirectoryReplicaDisks
-from tidelog.runtime.errors import ConfigError, CorruptData, StorageFailed
+from tidelog.runtime.errors import ConfigError, CorruptData, DamagedFile, StorageFailed
 from tidelog.storage.replication.following import Diverged, Match, WalFollower
 from tidelog.storage.wal.base import WalFull
 from tidelog.storage.wal.disk.wal import DiskWal
@@ -402,3 +402,13 @@ def test_a_broker_that_was_removed_and_assigned_again_joins_however_late_it_look
         held.go_on.set()
         wait_until(lambda: record(cluster, 1).sync_state_set == (1, 2), "it has joined again", 30)
         assert cluster.nodes[2].parts.data.hot_sets.problems() == []
+
+
+def test_a_broker_whose_own_log_cannot_be_opened_ends_with_that_error(tmp_path: Path) -> None:
+    """Its exit code tells damage from a setting that is wrong."""
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        cluster.run(cluster.stop_broker(2))
+        (tmp_path / "broker-2" / "wal" / "id").write_bytes(b"{}")
+        with pytest.raises(DamagedFile, match="id in the WAL's directory"):
+            cluster.run(cluster.start_broker(2))
