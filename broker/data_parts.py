@@ -217,6 +217,7 @@ def _hot_sets(
             silence_s=replication.silence_ms / 1000,
         ),
         live_bytes=replication.live_bytes,
+        tells_ends=not base.wal.may_lose_tail,
         hung_disk_s=replication.hung_disk_ms / 1000,
         max_record_bytes=base.wal.max_record_bytes,
     )

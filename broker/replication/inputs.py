@@ -78,7 +78,7 @@ class SetAuthority(Protocol):
         ...
 
     def reports_every_s(self) -> float:
-        """Return how often (seconds) a master tells where WALs end, where one of them decides: each time a command."""
+        """Return how often (seconds) a master tells where WALs end, if they have moved: each time a command."""
         ...
 
     def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
@@ -99,6 +99,9 @@ class ReplicationLimits:
     """`wal.max_record_bytes`: a received batch may be as long as one record."""
     tick_s: float = 0.25
     """How often time-outs and memberships are looked at."""
+    tells_ends: bool = True
+    """Whether the controllers are told where the members' WALs end while several disks decide, too. Not where a loss of
+    power may take what was acknowledged (`wal.flush = "async"`): a disk that forgot it would be refused."""
     hung_disk_s: float = 10.0
     """A master whose disk completes nothing for so long, while something waits for it, lets another replica lead."""
     connect_timeout_s: float = 5.0

@@ -479,12 +479,12 @@ class ReplicaMaster:
     def _report_due(self) -> SetConfiguration | None:
         """Return the configuration in force, to ask for it again, if the controllers are to learn the ends now.
 
-        They need them where one disk decides: it alone has what was confirmed, or elects by its promise alone. An older
-        copy of it must not do that.
+        Older copies of disks are told by that from the present ones, and elect nobody. Where one disk decides, because
+        it alone has what was confirmed, or elects by its promise alone, the controllers need that in any case.
         """
         configuration = self._core.configuration
         decides_alone = configuration.quorum == 1 or configuration.promises_needed == 1
-        if not decides_alone or self._ends() == self._reported:
+        if not (decides_alone or self._limits.tells_ends) or self._ends() == self._reported:
             return None
         is_due = self._clock.monotonic() - self._reported_at >= self._setup.authority.reports_every_s()
         return configuration if is_due else None

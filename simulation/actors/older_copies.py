@@ -5,7 +5,8 @@ still nobody may be elected: what is in the bucket, or what the controllers were
 (`tidelog.controller.model.replication.was_set_back`, from `EMPTY_COPY_LEVEL` on). When the fault ends, the master's
 disk is there again, and an operator mounts the right disks; then nothing that was acknowledged is missing.
 
-Only where that holds: the copies of all members in sync but the master end before what is in the bucket.
+Only where that holds: the copies of all members in sync but the master end before what is in the bucket, or before
+what the controllers know of them.
 
 Entry: `OlderCopies`.
 """
@@ -105,7 +106,8 @@ class OlderCopies:
             copy = copies.get(each.broker_id)
             if each.broker_id == record.master:
                 continue
-            if copy is None or copy.wal_id != each.wal_id or copy.end_offset >= record.committed_wal_offset:
+            known_end = max(record.committed_wal_offset, each.known_end)
+            if copy is None or copy.wal_id != each.wal_id or copy.end_offset >= known_end:
                 return {}
             found[each.broker_id] = copy
         return found

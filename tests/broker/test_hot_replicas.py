@@ -18,7 +18,7 @@ from msgspec import structs
 from tests.storage.wal_harness import until
 from tests.support.fake_objects import FakeObjects
 from tests.support.held import Held
-from tests.support.hot_replicas import POLICY, SECRET, Broker, HotSet, Proxy, TlsHotSet
+from tests.support.hot_replicas import LIMITS, POLICY, SECRET, Broker, HotSet, Proxy, TlsHotSet
 from tests.support.hung_disk import hung_syncs
 from tests.support.loops import BOTH_LOOPS
 from tidelog.broker.replication import follower as follower_module
@@ -83,11 +83,10 @@ async def test_a_killed_follower_is_not_waited_for_and_catches_up_when_it_is_bac
     assert confirm_offset == master.wal.end_offset, "everything was confirmed before the third one came"
 
 
-async def test_where_one_promise_elects_the_controllers_hear_of_all_ends_while_nothing_else_changes(
-    tmp_path: Path,
-) -> None:
-    """Otherwise an old copy of one disk would be elected, while the other one with everything is away."""
-    hot = HotSet(tmp_path, policy=replace(POLICY, total_replicas=2), brokers=2)
+@pytest.mark.parametrize("brokers", [2, 3], ids=["one promise elects", "two promises elect"])
+async def test_the_controllers_hear_of_all_ends_while_nothing_else_changes(tmp_path: Path, brokers: int) -> None:
+    """Otherwise old copies of disks would be elected, while another one with everything is away."""
+    hot = HotSet(tmp_path, policy=replace(POLICY, total_replicas=brokers), brokers=brokers)
     hot.authority.reports_s = 0.02
     try:
         master = await hot.start_all()
@@ -97,6 +96,22 @@ async def test_where_one_promise_elects_the_controllers_hear_of_all_ends_while_n
             await hot.confirmed(master)
             await until(lambda end=end: {*hot.authority.told[0].values()} == {end})  # type: ignore[misc]
         assert hot.authority.configuration.number == number
+    finally:
+        await hot.close()
+
+
+async def test_ends_that_a_loss_of_power_may_take_back_are_not_told_where_several_disks_decide(tmp_path: Path) -> None:
+    hot = HotSet(tmp_path)
+    hot.limits, hot.authority.reports_s = replace(LIMITS, tells_ends=False), 0.02
+    asked: list[SetConfiguration] = []
+    try:
+        master = await hot.start_all()
+        hot.authority.trouble = asked.append
+        await hot.write(master, 30)
+        await hot.confirmed(master)
+        await hot.kill(3)
+        await until(lambda: len(hot.authority.configuration.members) == 2)
+        assert not any(len(each.members) == 3 for each in asked), "what is in force was asked for again"
     finally:
         await hot.close()
 
