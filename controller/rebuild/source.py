@@ -1,12 +1,12 @@
 """Reads what a rebuild needs from a bucket: the newest whole state, the list of objects, the indexes of new ones.
 
-Entry: `find_clusters`, `only_cluster`, `newest_state`, `read_bucket`, `claim`.
+Entry: `find_clusters`, `only_cluster`, `newest_state`, `read_bucket`, `require_unchanged`, `claim`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import NamedTuple
 
 from tidelog.controller.machine.state import ControllerState
@@ -61,6 +61,13 @@ class BucketContent(NamedTuple):
     found: list[FoundObject]
     """Objects that the state does not name as committed, and may have been committed after it."""
     damaged: list[Damaged]
+    seen: frozenset[str]
+    """The metadata that it was read from (`metadata_seen`)."""
+
+
+def metadata_seen(infos: Iterable[ObjectInfo]) -> frozenset[str]:
+    """Return what differs as soon as a controller has written to the bucket: each object, and its content."""
+    return frozenset(f"{info.key} {info.etag}" for info in infos)
 
 
 async def find_clusters(store: ObjectStore) -> list[str]:
@@ -113,7 +120,8 @@ async def read_bucket(
     listed = await _list_objects(store, cluster_id)
     found = await _read_indexes(store, cluster_id, state.tables, listed, damaged, progress)
     generation = max([base.generation, FIRST_GENERATION, *claims])
-    return BucketContent(base, state, generation, seen_ms, is_last, listed, found, damaged)
+    seen = metadata_seen(infos)
+    return BucketContent(base, state, generation, seen_ms, is_last, listed, found, damaged, seen)
 
 
 async def newest_state(
@@ -200,6 +208,21 @@ async def _read_indexes(
     for first in range(0, len(wanted), READS):
         await asyncio.gather(*(read(object_id) for object_id in wanted[first : first + READS]))
     return sorted(found)
+
+
+async def require_unchanged(store: ObjectStore, cluster_id: str, seen: frozenset[str]) -> None:
+    """Raise `Unavailable` if a controller has written to the bucket since it was read.
+
+    The cluster may have been started meanwhile: what it acknowledged since would be lost, and nobody was told.
+    """
+    now = metadata_seen([info async for info in store.list(metadata_prefix(cluster_id))])
+    if now != seen:
+        changed = sorted(one.partition(" ")[0] for one in now ^ seen)
+        raise Unavailable(
+            f"the bucket has changed since it was read: {changed[0]} is another one; a controller of cluster"
+            f" {cluster_id} runs, or ran meanwhile",
+            hint="make sure that the old cluster does not run any more; then start the command again, which reads anew",
+        )
 
 
 async def claim(store: ObjectStore, cluster_id: str, generation: int, text: str) -> None:

@@ -33,7 +33,7 @@ from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.rebuild.adopt import Adoption, adopt
 from tidelog.controller.rebuild.directory import write_directories
 from tidelog.controller.rebuild.plan import RebuildPlan, make_plan, missing_objects
-from tidelog.controller.rebuild.source import BucketContent, claim, only_cluster, read_bucket
+from tidelog.controller.rebuild.source import BucketContent, claim, only_cluster, read_bucket, require_unchanged
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
 from tidelog.runtime.errors import ConfigError, InvalidInput, StorageFailed, Unavailable
@@ -97,6 +97,8 @@ class Prepared(NamedTuple):
 
     report: RebuildReport
     state: ControllerState
+    seen: frozenset[str]
+    """The metadata in the bucket that it was computed from."""
 
 
 def broker_ids(config: Config, brokers: int) -> list[int]:
@@ -144,7 +146,7 @@ async def prepare(
     checked = ControllerState()
     checked.load(state.dump())  # what a controller will do; and the indexes are those of the rows alone
     report = _report(config, content, plan, checked, ids, lost, now_ms)
-    return Prepared(msgspec.structs.replace(report, removed_brokers=removed), checked)
+    return Prepared(msgspec.structs.replace(report, removed_brokers=removed), checked, content.seen)
 
 
 async def _refuse_backup(store: ObjectStore, cluster_id: str) -> None:
@@ -316,7 +318,10 @@ def check_directory(config: Config) -> None:
 
 
 async def carry_out(loaded: Loaded, store: ObjectStore, prepared: Prepared, *, take_over: bool) -> None:
-    """Claim the bucket and write the data directory. Raises `WrongDataDirectory`, `Unavailable`, `StorageFailed`."""
+    """Claim the bucket and write the data directory.
+
+    Raises `ConfigError`, `WrongDataDirectory`, `Unavailable` and `StorageFailed`; with the last it may be claimed.
+    """
     report, directory = prepared.report, Path(loaded.config.node.data_dir)
     check_directory(loaded.config)
     if report.living_owner and not take_over:
@@ -327,9 +332,10 @@ async def carry_out(loaded: Loaded, store: ObjectStore, prepared: Prepared, *, t
     lock = lock_file(directory, UP_LOCK_FILE)
     try:
         _start_over(directory)
+        nodes = cluster_layout.plan(loaded, len(report.brokers))  # may refuse the settings: nobody has lost the bucket
+        await require_unchanged(store, report.cluster_id, prepared.seen)  # an operator may have been asked meanwhile
         text = f"generation {report.generation} of cluster {report.cluster_id}, rebuilt in {directory}\n"
         await claim(store, report.cluster_id, report.generation, text)
-        nodes = cluster_layout.plan(loaded, len(report.brokers))
         _write(prepared.state, nodes, report.brokers)
         (directory / UNFINISHED_FILE).unlink()
         sync_directory(directory)
