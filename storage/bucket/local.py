@@ -81,12 +81,14 @@ NAME_ATTEMPTS: Final = 100
 class LocalObjectStore(PlainViews):
     """An `ObjectStore` in the directory `directory`, which is created if needed.
 
+    With `is_place` it is a place that an operator named, where something else may be, too, or nothing can be written:
+    what is there keeps its access, and nothing is made before the first put.
     Raises `ConfigError` if the directory cannot be used, `StoreFull` when its disk is full, `StoreAccessDenied` for
     files of another user, and `Unavailable` for other errors of the disk. After `Unavailable` from a put it is unknown
     whether the object exists, as with every store.
     """
 
-    def __init__(self, directory: Path | str, clock: Clock | None = None) -> None:
+    def __init__(self, directory: Path | str, clock: Clock | None = None, *, is_place: bool = False) -> None:
         self._root = Path(directory).absolute()
         self._tmp = self._root / TMP_NAME
         self._closed = threading.Event()
@@ -96,16 +98,10 @@ class LocalObjectStore(PlainViews):
         self._tmp_numbers = itertools.count()
         self._directories = OpenDirectories(self._root, OPEN_DIRECTORIES)
         self._bodies = BodyWriter()
-        try:
-            make_private(self._tmp)
-            close_to_others(self._root)
-            OpenDirectory(self._root).sync()
-            _remove_left_over(self._tmp)
-        except OSError as error:
-            raise ConfigError(
-                f"the object store directory {self._root} cannot be used: {error.strerror or error}",
-                hint="check the path, its owner and the free space, or choose another data directory",
-            ) from error
+        self._is_place = is_place
+        self._takes_puts = False
+        if not is_place:
+            self._open_for_puts()
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="object-store")
 
     def with_account(self, account: Account) -> LocalObjectStore:
@@ -226,7 +222,7 @@ class LocalObjectStore(PlainViews):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoreFull(
                 f"the disk under {self._root} is full: {error.strerror}",
-                hint="free space; blocked writes then continue",
+                hint="free space; brokers then go on by themselves, a command has to be started again",
             )
         if isinstance(error, PermissionError):
             where = error.filename or self._root
@@ -239,7 +235,24 @@ class LocalObjectStore(PlainViews):
             f"the object store at {self._root} failed: {error.strerror or error}", hint="see the kernel's log (dmesg)"
         )
 
+    def _open_for_puts(self) -> None:
+        """Make what puts need. Several threads may do it. Raises `ConfigError`."""
+        try:
+            make_private(self._tmp)
+            if not self._is_place:
+                close_to_others(self._root)
+            OpenDirectory(self._root).sync()
+            _remove_left_over(self._tmp)
+        except OSError as error:
+            raise ConfigError(
+                f"the object store directory {self._root} cannot be used: {error.strerror or error}",
+                hint="check the path, its owner and the free space, or choose another directory",
+            ) from error
+        self._takes_puts = True
+
     def _put(self, key: str, path: Path, body: Sequence[Buffer], if_absent: bool) -> ObjectInfo:
+        if not self._takes_puts:
+            self._open_for_puts()
         if if_absent and path.is_file():  # saves the write; link decides
             raise self._exists(key, path)
         for _ in range(NAME_ATTEMPTS):

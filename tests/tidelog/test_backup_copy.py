@@ -12,13 +12,13 @@ from tests.controller.controller_helpers import TOPIC, Driver, until
 from tests.support.cli import Cli
 from tidelog.cli.options import load_config
 from tidelog.controller.model import commands as c
-from tidelog.controller.model.bucket_state import BucketState, encode_state, owner_key, state_key
+from tidelog.controller.model.bucket_state import BucketState, backup_key, encode_state, owner_key, state_key
 from tidelog.controller.rebuild.source import claim
 from tidelog.process.backup import BackupReport, back_up, restore
 from tidelog.process.data_dir import UP_LOCK_FILE, WrongDataDirectory, lock_file
 from tidelog.process.rebuild import UNFINISHED_FILE, prepare
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
+from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound, Unavailable
 from tidelog.storage.bucket.local import LocalObjectStore
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.commits import NewObject, ObjectKind, pack_ranges
@@ -311,6 +311,47 @@ def test_a_backup_into_a_data_directory_is_refused(tmp_path: Path, name: str, pl
     assert f"{cluster / name} exists" in refused.err and "give --to another place" in refused.err
     assert sorted(each.name for each in cluster.iterdir()) == ["bucket", name]
     assert not list(bucket.iterdir())
+
+
+@pytest.mark.processes
+def test_a_directory_that_is_no_backup_is_left_as_it_is(tmp_path: Path) -> None:
+    """Such as /tmp: others use it."""
+    place = tmp_path / "place"
+    place.mkdir()
+    place.chmod(0o1777)
+    (place / "of others").touch()
+    asked = Cli()("cluster", "restore", "--from", place, "--data-dir", tmp_path / "new", "--dry-run", code=3)
+    assert "holds no metadata" in asked.err and "--from" in asked.err
+    assert [each.name for each in place.iterdir()] == ["of others"]
+    assert place.stat().st_mode & 0o7777 == 0o1777
+
+
+async def test_no_backup_of_a_cluster_that_does_not_exist_is_begun(tmp_path: Path) -> None:
+    source, target = Bucket(), LocalObjectStore(tmp_path / "place")
+    await source.write_state()
+    with pytest.raises(NotFound, match="'another'"):
+        await back_up(source, target, "another", CLOCK, kept=1)
+    assert not await keys(target, "")
+    await target.put(backup_key(CLUSTER), [b"of a backup that was cut off"])
+    config = load_config(None, (), node__data_dir=str(tmp_path / "data")).config
+    with pytest.raises(NotFound) as refused:
+        await prepare(config, target, 1, "", of_backup=True)
+    assert "cut off" in (refused.value.hint or "") and "--from" in (refused.value.hint or "")
+    await target.close()
+
+
+async def test_a_place_beside_other_things_keeps_its_access(tmp_path: Path) -> None:
+    source, place = Bucket(), tmp_path / "place"
+    await source.upload()
+    await source.write_state()
+    place.mkdir()
+    place.chmod(0o1777)
+    target = LocalObjectStore(place, is_place=True)
+    assert await keys(target, "") == set() and not list(place.iterdir())
+    await back_up(source, target, CLUSTER, CLOCK, kept=1)
+    assert place.stat().st_mode & 0o7777 == 0o1777
+    assert (place / CLUSTER).stat().st_mode & 0o077 == 0
+    await target.close()
 
 
 @pytest.mark.processes

@@ -10,7 +10,8 @@ object is copied only if its size and all its checksums are right; nothing in th
 A cluster replaces objects while they are copied, and deletes the old ones after `upload.delete_delay_ms`. If one is
 gone, a newer state tells what took its place: the copy goes on with that one.
 
-A target is marked as a backup before anything else, and only what is marked, and not used by a cluster, is pruned.
+A target is marked as a backup before anything is put there, and only what is marked, and not used by a cluster, is
+pruned.
 Several copies to one target at the same time leave the newest state whole: a copy deletes only what was there before it
 looked for its state, or what it copied itself, and what newer metadata does not name is in none that is newer still.
 An older state is not put beside a newer one: its objects may have been pruned, and so would it be.
@@ -38,7 +39,7 @@ from tidelog.controller.model.bucket_state import (
 )
 from tidelog.controller.rebuild.source import newest_state
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
+from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound, Unavailable
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
 from tidelog.storage.objects.key import all_quarantined_prefix, object_key, object_prefix
 from tidelog.storage.objects.report import verify_bytes
@@ -89,6 +90,7 @@ async def back_up(
     """
     if source.url == target.url:
         raise InvalidInput(f"the copy would be written over its source, {source.url}", hint="give another place")
+    await _require_metadata(source, cluster_id)
     await _mark(target, cluster_id)
     copy = _Copy(source, target, cluster_id, progress)
     await copy.look()
@@ -152,6 +154,17 @@ async def _refuse_cluster(target: ObjectStore, base: BucketState, *, had_claimed
             f"{target.url} already holds cluster {base.cluster_id}: {info.key}",
             hint="restore into another bucket or prefix; `tidelog cluster rebuild` uses what is in this one",
         )
+
+
+async def _require_metadata(source: ObjectStore, cluster_id: str) -> None:
+    """Raise `NotFound` without any: the target would be marked for a cluster that does not exist."""
+    async for info in source.list(metadata_prefix(cluster_id)):
+        if parse_state_key(info.key) is not None:
+            return
+    raise NotFound(
+        f"there is no metadata of a cluster {cluster_id!r} in {source.url}",
+        hint="check --cluster-id; a cluster that was just made writes it within seconds",
+    )
 
 
 async def _mark(target: ObjectStore, cluster_id: str) -> None:

@@ -36,13 +36,17 @@ from tidelog.controller.rebuild.plan import RebuildPlan, make_plan, missing_obje
 from tidelog.controller.rebuild.source import BucketContent, claim, only_cluster, read_bucket, require_unchanged
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
-from tidelog.runtime.errors import ConfigError, InvalidInput, StorageFailed, Unavailable
+from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, StorageFailed, Unavailable
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
 from tidelog.storage.wal.s3.inspect import inspect_bucket
 
 META_STREAM = 0
 """The meta stream's place among the streams of a partition."""
 UNFINISHED_FILE = "rebuild-unfinished"
+NO_BACKUP = (
+    "check --from, or --from-s3-endpoint, --from-bucket and s3.prefix; a backup that was cut off is made whole by"
+    " making it again"
+)
 OWNER_SILENCE = 2
 """Intervals of the owner's sign of life after which the bucket is taken for abandoned."""
 
@@ -125,10 +129,13 @@ async def prepare(
     `of_backup`: the bucket is a copy, which has no WAL: what only that had is lost, wherever it was. `accept_loss`:
     what is missing is given up, with what precedes it, also if it cannot have been trimmed.
     """
-    chosen = cluster_id or await only_cluster(store)
-    if not of_backup:
-        await _refuse_backup(store, chosen)
-    content = await read_bucket(store, chosen, progress)
+    try:
+        chosen = cluster_id or await only_cluster(store)
+        if not of_backup:
+            await _refuse_backup(store, chosen)
+        content = await read_bucket(store, chosen, progress)
+    except NotFound as error:
+        raise NotFound(error.message, hint=NO_BACKUP if of_backup else error.hint) from error
     tables = content.state.tables
     if not of_backup:
         await _refuse_bucket_wal(store, content)

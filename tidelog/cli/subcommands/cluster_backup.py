@@ -149,7 +149,7 @@ class _Other:
         from tidelog.storage.bucket.open import open_store
 
         if self.directory is not None:
-            return LocalObjectStore(self.directory)
+            return LocalObjectStore(self.directory, is_place=True)
         changes = {"endpoint": self._endpoint or "", "bucket": self._bucket, "create_bucket": True}
         return open_store(msgspec.structs.replace(own, **changes), Path(), SystemClock(), random.Random())
 
