@@ -573,9 +573,9 @@ class ControllerNode:
             return b"\xc0"
         if method == "change":
             self._require_active()
-            await self._quorum_changes.change(msgspec.msgpack.decode(params, type=ChangeParams))
+            changed = await self._quorum_changes.change(msgspec.msgpack.decode(params, type=ChangeParams))
             self._lifecycle.wake()
-            return b"\xc0"
+            return msgspec.msgpack.encode(changed)
         raise InvalidInput(f"there is no method {method[:50]!r}", hint="the caller is newer than this controller")
 
     def _image_chunk(self, connection: RpcConnection, params: ImageParams) -> ImageChunk | PlainChunk:

@@ -116,8 +116,8 @@ class QuorumView:
         if text is None:
             raise InvalidInput("id is missing: give the controller to remove")
         node_id = integer(text, "id", 0, MAX_NODE_ID)
-        await self._client.change_quorum("rem", node_id, "")
-        return json_answer({"status": "removed", "id": node_id})
+        was_member = await self._client.change_quorum("rem", node_id, "")
+        return json_answer({"status": "removed" if was_member else "no member", "id": node_id})
 
 
 def metadata_in_bucket(members: Sequence[Document]) -> Document | None:

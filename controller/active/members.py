@@ -59,8 +59,8 @@ class QuorumChanges:
         if node_id != self._node_id:
             await self._consensus.transfer(node_id)
 
-    async def change(self, params: ChangeParams) -> None:
-        """Add or remove a member. Doing it again is harmless.
+    async def change(self, params: ChangeParams) -> bool:
+        """Add or remove a member. Doing it again is harmless. Returns false if there is no such member to remove.
 
         Raises `InvalidInput`, `UnsupportedLevel`, `Unavailable`. If this controller is the one to be removed, it
         transfers its leadership and raises `NotController`.
@@ -71,9 +71,10 @@ class QuorumChanges:
                 node_id, address = parse_member(f"{params.node_id}@{params.address}")
                 await self._add(members, node_id, address)
             elif params.operation == "rem":
-                await self._remove(members, params.node_id)
+                return await self._remove(members, params.node_id)
             else:
                 raise InvalidInput(f"there is no operation {params.operation[:20]!r}")
+        return True
 
     def _members(self) -> dict[int, str]:
         members = self._consensus.members
@@ -84,15 +85,16 @@ class QuorumChanges:
             )
         return members
 
-    async def _remove(self, members: dict[int, str], node_id: int) -> None:
+    async def _remove(self, members: dict[int, str], node_id: int) -> bool:
         if node_id not in members:
-            return
+            return False
         if len(members) == 1:
             raise InvalidInput("the last controller cannot be removed")
         if node_id == self._node_id:
             await self._consensus.transfer(None)
             raise self._not_active(f"controller {self._node_id} transferred its leadership before its removal; retry")
         await self._take_out(members, node_id)
+        return True
 
     async def _take_out(self, members: dict[int, str], node_id: int) -> None:
         """Remove a member, if the others can go on. Raises `Unavailable`.

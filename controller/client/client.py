@@ -282,9 +282,13 @@ class ControllerClient:
         """Transfer the leadership (None: to the most current member). Raises `InvalidInput`, `Unavailable`."""
         await self._ask_active("transfer", TransferParams(node_id))
 
-    async def change_quorum(self, operation: str, node_id: int, address: str) -> None:
-        """`add` or `rem` a member; succeeds if nothing is to be changed. Raises `InvalidInput`, `Unavailable`."""
-        await self._ask_active("change", ChangeParams(operation, node_id, address))
+    async def change_quorum(self, operation: str, node_id: int, address: str) -> bool:
+        """`add` or `rem` a member; succeeds if nothing is to be changed. Raises `InvalidInput`, `Unavailable`.
+
+        Returns false if there is no member to remove, perhaps after an attempt whose answer was lost.
+        """
+        raw = await self._ask_active("change", ChangeParams(operation, node_id, address))
+        return msgspec.msgpack.decode(raw) is not False  # an older active controller does not tell it
 
     async def upgrade(self, level: int = -1, *, dry_run: bool) -> dict[str, Any]:
         """Raise the feature level (-1: to the highest that all members support); return what was found and done.

@@ -141,7 +141,8 @@ class TransferParams(msgspec.Struct, frozen=True, array_like=True):
 class ChangeParams(msgspec.Struct, frozen=True, array_like=True):
     """`change`: add or remove a member.
 
-    Returns nil when the new quorum has committed it, and an added one has caught up.
+    Returns when the new quorum has committed it, and an added one has caught up: whether the member to remove was one,
+    or true; nil from versions that do not tell.
     """
 
     operation: str

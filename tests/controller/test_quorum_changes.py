@@ -131,6 +131,15 @@ async def test_no_member_is_removed_whose_removal_would_leave_no_majority(tmp_pa
         await world.close()
 
 
+async def test_a_removal_says_whether_there_was_such_a_member() -> None:
+    quorum = Quorum()
+    changes = quorum.changer(60.0)
+    assert not await changes.change(ChangeParams("rem", 7, "")) and not quorum.changes
+    assert await changes.change(ChangeParams("rem", 3, ""))
+    assert not await changes.change(ChangeParams("rem", 3, ""))
+    assert quorum.changes == [("rem", 3)]
+
+
 async def test_a_stranger_in_the_place_of_a_member_is_no_part_of_the_majority() -> None:
     """The third one answers, over another directory: it has no vote."""
     quorum = Quorum()
@@ -235,5 +244,5 @@ async def test_of_two_removals_at_once_the_second_is_checked_against_what_the_fi
     )
     removals = (changes.change(ChangeParams("rem", each, "")) for each in (2, 3))
     first, second = await asyncio.gather(*removals, return_exceptions=True)
-    assert first is None and isinstance(second, Unavailable)
+    assert first is True and isinstance(second, Unavailable)
     assert sorted(quorum.members) == [1, 3, 4]

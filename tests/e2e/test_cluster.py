@@ -248,6 +248,7 @@ def test_controllers_are_handed_over_added_and_removed_by_command(tmp_path: Path
         tidelog(cluster.bootstrap, "controller", "remove", "4")
         cluster.nodes[4].kill()
         tidelog(cluster.bootstrap, "topic", "create", "alone")
+        assert "no member" in tidelog(cluster.bootstrap, "controller", "remove", "4")
         tidelog(cluster.bootstrap, "controller", "remove", "5", code=2)
         stranger = subprocess.run(
             [sys.executable, "-m", "tidelog", "controller", "transfer", "--to", "77", "--bootstrap", cluster.bootstrap],

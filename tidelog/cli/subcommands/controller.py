@@ -67,8 +67,9 @@ def add(member: str, bootstrap: str) -> None:
 @admin_options
 def remove(node_id: int, bootstrap: str) -> None:
     """Remove a controller. The active one hands over first. Stop its process afterwards."""
-    ClusterConnection(bootstrap).post(f"/controllers/remove?id={node_id}")
-    click.echo(f"removed controller {node_id}")
+    answer = ClusterConnection(bootstrap).post(f"/controllers/remove?id={node_id}")
+    was_member = answer["status"] == "removed"
+    click.echo(f"removed controller {node_id}" if was_member else f"controller {node_id} is no member of the quorum")
 
 
 @controller.group()
