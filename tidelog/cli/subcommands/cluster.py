@@ -15,6 +15,7 @@ from tidelog.cli.options import admin_options, bootstrap_option, format_option, 
 from tidelog.cli.subcommands.cluster_backup import backup, restore
 from tidelog.cli.subcommands.cluster_rebuild import rebuild
 from tidelog.cli.subcommands.cluster_restart import restart
+from tidelog.controller.model.levels import UnsupportedLevel
 from tidelog.runtime.errors import NotFound
 
 Document = dict[str, Any]
@@ -55,8 +56,14 @@ def upgrade(dry_run: bool, level: int | None, yes: bool, style: str, bootstrap: 
     """Raise the feature level. Older versions cannot be started again afterwards."""
     connection = ClusterConnection(bootstrap)
     plan = _ask(connection, "" if level is None else f"?level={level}")
-    if dry_run or (level is None and plan["target"] == plan["level"]):
+    is_nothing = level is None and plan["target"] == plan["level"]
+    if dry_run or is_nothing:
         output.show(style, lambda: plan, _render_plan)
+        if not dry_run and plan["newest"] > plan["level"]:
+            raise UnsupportedLevel(
+                f"the feature level stays {plan['level']}, because not every member supports {plan['newest']}",
+                hint="upgrade, start or remove the others; then start the command again",
+            )
         return
     if not yes:
         output.confirm(f"raise the feature level from {plan['level']} to {plan['target']}, which cannot be taken back")
