@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,9 +81,13 @@ def rebuild(
 
 def say_rebuilt(loaded: Loaded, report: RebuildReport, brokers: int) -> None:
     """Say how the cluster is started."""
-    where = loaded.config.node.data_dir
-    start = f"tidelog up --brokers {brokers} --data-dir {where}"
-    click.echo(f"rebuilt cluster {report.cluster_id} in {where}; start it: {start}", err=True)
+    where, s3 = loaded.config.node.data_dir, loaded.config.s3
+    words = ["tidelog", "up", "--brokers", str(brokers), "--data-dir", where]
+    words += ["--s3-endpoint", s3.endpoint] if s3.endpoint else []
+    words += ["--bucket", s3.bucket] if s3.bucket else []
+    more = {"node.data_dir", "s3.endpoint", "s3.bucket", "s3.create_bucket"}
+    others = " and the other settings that you have given here" if loaded.sources.keys() - more else ""
+    click.echo(f"rebuilt cluster {report.cluster_id} in {where}; start it: {shlex.join(words)}{others}", err=True)
 
 
 def require_bucket(loaded: Loaded) -> None:

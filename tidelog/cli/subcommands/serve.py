@@ -67,9 +67,11 @@ def run_node(loaded: Loaded, parent_pipe: int | None, signals: StopSignals, outs
     Raises a `TidelogError` when it cannot go on, and `Exit` with `RESTART_EXIT_CODE` when it is to be started again.
     """
     from tidelog.cli.subcommands.up import check_bucket
+    from tidelog.process.rebuild import check_finished
     from tidelog.process.supervisor import FAILED_PREFIX, RESTART_EXIT_CODE
 
     check_bucket(loaded)
+    check_finished(Path(loaded.config.node.data_dir))
     log.configure(loaded.config.node.log_level, loaded.config.node.log_format)
     os.umask(PRIVATE_UMASK)
     if parent_pipe is None:  # else `tidelog up` has told
