@@ -281,6 +281,20 @@ def test_the_old_cluster_does_not_start_again(tmp_path: Path) -> None:
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.long
+def test_an_old_cluster_that_runs_ends_as_soon_as_it_has_found_the_claim(tmp_path: Path) -> None:
+    """It waited for 30 s for an upload that no controller could commit; the next controller was elected after that."""
+    data = tmp_path / "data"
+    with running(data, [*NOT_UPLOADED, "--set", "controller.state_interval_ms=1000"]) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        write(process, b"not uploaded", 10)
+        metadata_written(process)
+        [state, *_] = states(data)
+        (state.parent / "claim-00000002").touch()
+        wait_until(lambda: "belongs to generation 2" in process.tail(), "it finds the claim", 20)
+        wait_until(lambda: "ended (exit code 9)" in process.tail(), "it ends", 12)
+
+
 def test_an_interrupted_rebuild_is_started_over_and_not_started(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data, SOON) as process:

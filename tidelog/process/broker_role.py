@@ -86,6 +86,7 @@ class BrokerRole:
         """That of the own WAL, if it is not replicated."""
         self._stopped = False
         self._drained = False
+        self._grace_s = config.node.shutdown_timeout_ms / 1000
         self._stopping = asyncio.Lock()
         self._node = BrokerNode(
             identity=BrokerIdentity(
@@ -145,9 +146,13 @@ class BrokerRole:
         async with self._stopping:
             if not self._stopped:
                 self._stopped = True
-                await self._node.stop(self._settings.shutdown_timeout_ms / 1000, returns=not self._drained)
+                await self._node.stop(self._grace_s, returns=not self._drained)
             for disk in self._disks:
                 await disk.close()
+
+    def give_up(self) -> None:
+        """See `NodeRole.give_up`."""
+        self._grace_s = 0.0
 
     async def close(self) -> None:
         """See `NodeRole.close`."""

@@ -113,6 +113,9 @@ class ControllerRole:
     async def stop_broker(self) -> None:
         """It serves until the process ends: the brokers commit their last uploads."""
 
+    def give_up(self) -> None:
+        """A controller waits for nobody when it is closed."""
+
     async def close(self) -> None:
         """See `NodeRole.close`."""
         await self._orphans.close()

@@ -44,6 +44,10 @@ class NodeRole(Protocol):
         """Stop it if it is a broker. A second call waits for the first."""
         ...
 
+    def give_up(self) -> None:
+        """Have it end at once: the bucket is another cluster's, so nothing can be committed or uploaded any more."""
+        ...
+
     async def close(self) -> None:
         """Stop it and release what it holds. Valid after a failed start."""
         ...

@@ -106,6 +106,8 @@ class NodeProcess:
             if failure.done():
                 error = failure.exception()
                 if isinstance(error, BucketSuperseded | WrongBucket):
+                    for role in self._roles:  # the other controllers learn it when this one leads them no more
+                        role.give_up()
                     raise error
                 raise StorageFailed(f"this process cannot continue: {error}", hint="restart it") from error
         return not stop.done() and any(each.done() for each in restarts)
