@@ -39,6 +39,27 @@ def test_ports_are_chosen_outside_of_the_ephemeral_ones_and_kept(tmp_path: Path)
     assert ports(cluster_layout.plan(loaded(tmp_path), 3)) == ([*brokers, fourth], controllers)
 
 
+@pytest.mark.parametrize("what", ["nothing", "an identity of no cluster", "a cluster", "a rebuilt cluster", "objects"])
+def test_after_a_first_start_that_failed_the_refusal_of_other_options_says_how_to_begin_anew(
+    tmp_path: Path, what: str
+) -> None:
+    cluster_layout.plan(loaded(tmp_path), 3)
+    node = tmp_path / "node-1"
+    if what in ("an identity of no cluster", "a cluster"):
+        body = {"format": 1, "broker_id": 1, "check_code": "code", "cluster_id": "id" if what == "a cluster" else ""}
+        (node / "identity.json").write_text(json.dumps({**body, "crc32c": json_checksum(body)}))
+        (node / "controller").mkdir()
+    elif what == "a rebuilt cluster":
+        (node / "controller").mkdir()
+    elif what == "objects":
+        (tmp_path / "bucket" / "object").touch()
+    for brokers, controllers in ((2, None), (5, 5)):
+        with pytest.raises(ConfigError) as refused:
+            cluster_layout.plan(loaded(tmp_path), brokers, controllers)
+        hint = refused.value.hint or ""
+        assert (f"delete {tmp_path} to begin anew" in hint) == (what in ("nothing", "an identity of no cluster"))
+
+
 def test_racks_are_given_in_turn_and_kept(tmp_path: Path) -> None:
     def racks(nodes: list[Loaded]) -> list[str]:
         return [node.config.kafka.rack for node in nodes]

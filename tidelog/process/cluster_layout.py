@@ -29,7 +29,7 @@ from tidelog.config import Config, Loaded
 from tidelog.controller.model.addresses import MAX_PORT
 from tidelog.controller.raft.files import sync_directory
 from tidelog.controller.rpc.secret import write_secret
-from tidelog.process.data_dir import WrongDataDirectory, json_checksum
+from tidelog.process.data_dir import CONTROLLER_FOLDER, IDENTITY_FILE, WrongDataDirectory, json_checksum, read_identity
 from tidelog.runtime.errors import ConfigError, CorruptData, DamagedFile, InvalidInput
 from tidelog.runtime.ports import choose_port
 from tidelog.storage.bucket.open import EMBEDDED_BUCKET
@@ -98,7 +98,7 @@ def plan(loaded: Loaded, brokers: int, controllers: int | None = None, racks: Se
     if brokers < needed:
         raise ConfigError(
             f"the cluster in {directory} has controllers on nodes 1 to {needed}; --brokers {brokers} excludes some",
-            hint=f"use --brokers {needed} or more",
+            hint=_to_begin_anew(directory) or f"use --brokers {needed} or more",
         )
     layout.last_id = max(layout.last_id, brokers)
     _choose_ports(layout, loaded.config, ids)
@@ -111,8 +111,27 @@ def plan(loaded: Loaded, brokers: int, controllers: int | None = None, racks: Se
 def _fixed_controllers(directory: Path, layout: ClusterLayout) -> ConfigError:
     return ConfigError(
         f"the cluster in {directory} has {len(layout.controllers)} controllers",
-        hint="`tidelog controller add` and `tidelog controller remove` change a running cluster",
+        hint=_to_begin_anew(directory)
+        or "`tidelog controller add` and `tidelog controller remove` change a running cluster",
     )
+
+
+def _to_begin_anew(directory: Path) -> str:
+    """Return what to do with a directory whose first start failed, so that it holds no cluster; empty if it may.
+
+    A node that has been in a cluster knows its id.
+    """
+    if any(path.is_file() for path in (directory / EMBEDDED_BUCKET).rglob("*")):
+        return ""
+    for node in directory.glob("node-*"):
+        try:
+            identity = read_identity(node / IDENTITY_FILE)
+        except (CorruptData, OSError):
+            return ""
+        has_files = (node / CONTROLLER_FOLDER).exists() or (node / "wal").exists()
+        if identity["cluster_id"] if identity is not None else has_files:
+            return ""
+    return f"its first start failed, and no cluster is in it: delete {directory} to begin anew, also with other options"
 
 
 def _processes(layout: ClusterLayout, ids: list[int]) -> list[int]:
