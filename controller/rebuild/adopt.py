@@ -229,7 +229,7 @@ def _replace_brokers(tables: Tables, adoption: Adoption, step: int) -> None:
             tables.configs.delete(("broker", str(broker.id)))
     for row in list(tables.replication.values()):
         tables.replication.delete(row.id)
-        if row.id in adoption.brokers:  # replicas join anew
+        if row.id in adoption.brokers and len(adoption.brokers) > 1:  # replicas join anew; a lone broker has none
             assigned = tuple(each for each in row.assigned if each in adoption.brokers)
             learning = tuple(each for each in row.learning if each in adoption.brokers)
             priorities = tuple(each for each in row.priorities if each[0] in adoption.brokers)

@@ -18,6 +18,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, encode_state, generation_of, state_key
 from tidelog.controller.model.leases import LeaseOver, LeaseRecord, RenewLease, TakeLease
 from tidelog.controller.model.records import ObjectState, StreamState
+from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord
 from tidelog.controller.model.wal_notes import WalNote, losses_in, note_key
 from tidelog.controller.rebuild.adopt import EPOCH_STEP, OBJECT_STEP, Adoption, adopt
 from tidelog.controller.rebuild.directory import write_directories
@@ -236,6 +237,21 @@ def test_partitions_of_a_broker_that_is_no_more_get_another_owner_and_a_larger_e
         owner = state.tables.replica_sets.get(partition.replica_set)
         assert owner is not None
         assert partition.epoch_base + owner.master_epoch >= before[partition.index] + EPOCH_STEP
+
+
+@pytest.mark.parametrize("brokers", [[1], [1, 2]])
+def test_a_lone_broker_is_not_to_have_replicas_elsewhere_whatever_the_old_cluster_had(brokers: list[int]) -> None:
+    """It has no secret with which brokers know each other, and would not start."""
+    driver, (_, object_id) = lost_cluster()
+    old = ControllerState()
+    old.load(driver.state.dump())
+    policy = PolicyRecord(total_replicas=3, in_sync_replicas=2)
+    for each in (1, 2):
+        old.tables.replication.put(each, ReplicationRecord(each, policy, assigned=(1, 2, 3)))
+    old.tables.commit()
+    state = adopt(old, make_plan(old.tables, {object_id: 100}, []), Adoption(brokers, 2, object_id, 5_000))
+    wanted = {row.id: (row.policy.total_replicas, row.assigned) for row in state.tables.replication.values()}
+    assert wanted == ({} if brokers == [1] else {1: (3, (1, 2)), 2: (3, (1, 2))})
 
 
 def losses(state: ControllerState) -> list[tuple[str, int, int, int]]:
