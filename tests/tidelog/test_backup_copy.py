@@ -228,10 +228,33 @@ async def test_a_cluster_is_restored_only_where_it_is_not(tmp_path: Path) -> Non
         await restore(backup, new, CLUSTER)
     with pytest.raises(InvalidInput, match="already holds"):
         await restore(backup, backup, CLUSTER)
-    await backup.delete([key])
-    with pytest.raises(CorruptData, match="lacks object"):
-        await restore(backup, LocalObjectStore(tmp_path / "other"), CLUSTER)
     for store in (backup, new):
+        await store.close()
+
+
+@pytest.mark.parametrize("what", ["missing", "short", "damaged"])
+async def test_a_backup_that_is_not_whole_is_refused_with_a_way_to_what_is_left(tmp_path: Path, what: str) -> None:
+    """`rebuild` takes it; the hint of a backup names commands for the cluster, which may not exist any more."""
+    source, place, data = Bucket(), LocalObjectStore(tmp_path / "place"), tmp_path / "data"
+    key = await source.upload()
+    await source.write_state()
+    await back_up(source, place, CLUSTER, CLOCK, kept=1)
+    if what == "missing":
+        await place.delete([key])
+    else:
+        body = bytearray(await place.get(key))
+        body[len(body) // 2] ^= 1
+        await place.put(key, [bytes(body[:-1] if what == "short" else body)])
+    with pytest.raises(CorruptData, match=key) as refused:
+        await restore(place, LocalObjectStore(tmp_path / "other"), CLUSTER)
+    assert "tidelog cluster rebuild" in (refused.value.hint or "")
+    copy = LocalObjectStore(data / "bucket")
+    async for info in place.list(""):
+        if info.key != backup_key(CLUSTER):
+            await copy.put(info.key, [await place.get(info.key)])
+    left = await prepare(load_config(None, (), node__data_dir=str(data)).config, copy, 1, "")
+    assert left.report.objects == (0 if what == "missing" else 1)
+    for store in (place, copy):
         await store.close()
 
 

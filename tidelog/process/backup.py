@@ -52,6 +52,12 @@ LOOK_S = 1.0
 WAIT_S = 180.0
 """How long a newer state is waited for: an owner writes one within `controller.state_interval_ms` of a change."""
 
+IN_SOURCE = "`tidelog object verify` shows all damage; earlier backups stay as they are"
+IN_BACKUP = (
+    "another copy of the backup may have it whole. Without one, copy the backup to DIR/bucket of a new data directory,"
+    " but not its object metadata/backup, and run `tidelog cluster rebuild --data-dir DIR`: it takes what is left"
+)
+
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and their total."""
 
@@ -125,14 +131,14 @@ async def restore(
     `had_claimed`: an attempt that was cut off may have claimed the bucket; its data directory is not finished.
     Raises `NotFound`, `InvalidInput` if the target holds metadata of the cluster, `CorruptData`, `Unavailable`.
     """
-    copy = _Copy(backup, target, cluster_id, progress)
+    copy = _Copy(backup, target, cluster_id, progress, damage_hint=IN_BACKUP)
     await copy.look()
     base = await _newest(backup, cluster_id)
     await _refuse_cluster(target, base, had_claimed=had_claimed)
     objects = _named(base)
     gone = await copy.copy(objects)
     if gone:
-        raise CorruptData(f"the backup {backup.url} lacks object {object_key(cluster_id, min(gone))}")
+        raise CorruptData(f"the backup {backup.url} lacks object {object_key(cluster_id, min(gone))}", hint=IN_BACKUP)
     await _refuse_cluster(target, base, had_claimed=had_claimed)  # another restore may have ended meanwhile
     await copy.finish(base)
     return copy.report(base, objects, 0)
@@ -210,8 +216,17 @@ async def _refuse_newer(target: ObjectStore, base: BucketState) -> None:
 class _Copy:
     """The objects of one copy. `look` comes first."""
 
-    def __init__(self, source: ObjectStore, target: ObjectStore, cluster_id: str, progress: Progress) -> None:
+    def __init__(
+        self,
+        source: ObjectStore,
+        target: ObjectStore,
+        cluster_id: str,
+        progress: Progress,
+        *,
+        damage_hint: str = IN_SOURCE,
+    ) -> None:
         self._source = source
+        self._damage_hint = damage_hint
         self._target = target
         self._cluster_id = cluster_id
         self._progress = progress
@@ -249,12 +264,12 @@ class _Copy:
         except ObjectNotFound:
             return False
         if len(data) != size:
-            raise CorruptData(f"object {key} has {len(data)} bytes; the metadata say {size}")
+            raise CorruptData(f"object {key} has {len(data)} bytes; the metadata say {size}", hint=self._damage_hint)
         problems = await asyncio.to_thread(verify_bytes, data, key)
         if problems:
             raise CorruptData(
                 f"object {key} is damaged and was not copied: {problems[0].message}",
-                hint="`tidelog object verify` shows all damage; earlier backups stay as they are",
+                hint=self._damage_hint,
             )
         await self._target.put(key, [data])
         self.there[key] = size
