@@ -56,9 +56,12 @@ def is_replicated(base: BrokerBase) -> bool:
     if not has and (wanted <= 1 or image.level < REPLICATION_LEVEL):
         return False
     if base.wal.kind != DISK_WAL or base.wal.replicas is None:
+        other = "or replication.total_replicas = 1"
+        if row is not None:
+            other = f"the policy is in the metadata: `tidelog replica-set set-policy {replica_set}` changes it then"
         raise ConfigError(
             f"replica set {replica_set} has, or is to have, {max(wanted, 2)} replicas, and wal.kind is {base.wal.kind}",
-            hint="only WALs on disk are replicated: set wal.kind = disk, or replication.total_replicas = 1",
+            hint=f"only WALs on disk are replicated: set wal.kind = disk, {other}",
         )
     if base.controllers.credentials is None:
         raise ConfigError(
