@@ -13,6 +13,7 @@ import http.client
 import json
 import logging
 import random
+import struct
 import threading
 import time
 import urllib.error
@@ -24,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark_tidelog.fetch import EMBEDDED
+from pyspark_tidelog.kafka_calls import TAGS, KafkaAnswer, KafkaConnections, encode_length, encode_text
 from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
 from pyspark_tidelog.plan import PlannedRange, SharedOffsets, Slice
 from tidelog.runtime.backoff import Backoff
@@ -51,6 +53,7 @@ _ADMIN_URL = "tidelog.admin.url"
 _BUCKET_URL = "tidelog.bucket.url"
 _NO_OFFSET = -1
 _UINT64 = (1 << 64) - 1
+_OFFSET_FOR_LEADER_EPOCH = (23, 4)
 
 
 def retried(action: Callable[[], _T], budget_s: float = RETRY_S) -> _T:
@@ -85,6 +88,14 @@ class Lookup(NamedTuple):
     version: int
     """Of the metadata that the first answer is from."""
     ranges: list[PlannedRange]
+
+
+class KnownEnd(NamedTuple):
+    """Where a partition ends, as its leader tells."""
+
+    offset: int
+    epoch: int
+    """The leader epoch; -1 if it is not told."""
 
 
 class KnownObject(NamedTuple):
@@ -502,16 +513,48 @@ class Cluster:
 
         With `read_committed` that is behind the last stable offset, while a transaction is open.
         """
-        return self._offsets(dict.fromkeys(readable, LATEST), False) if self.options.is_committed_only else {**readable}
+        if not self.options.is_committed_only:
+            return {**readable}
+        return {place: end.offset for place, end in self._offsets(dict.fromkeys(readable, LATEST), False).items()}
 
     def offsets(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
         """Return offsets for `EARLIEST`, `LATEST`, or timestamps (ms) of partitions; -1: no record is that late.
 
         With `read_committed` the latest one is the last stable offset.
         """
-        return self._offsets(wanted, self.options.is_committed_only)
+        told = self._offsets(wanted, self.options.is_committed_only)
+        return {place: each.offset for place, each in told.items()}
 
-    def _offsets(self, wanted: Mapping[Partition, int], is_committed_only: bool) -> dict[Partition, int]:
+    def ends(self, places: Iterable[Partition]) -> dict[Partition, KnownEnd]:
+        """Return where partitions end, as `offsets` does, and their leader epochs. Raises `Unavailable`."""
+        return self._offsets(dict.fromkeys(places, LATEST), self.options.is_committed_only)
+
+    def epoch_ends(self, epochs: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Return where the records of these leader epochs and older ones end, by partition.
+
+        Left out are partitions that do not exist any more, and epochs that have written nothing yet. Nothing is asked
+        of brokers behind a proxy with TLS or SASL, for librdkafka does not ask it. Raises `Unavailable`.
+        """
+        if str(self.options.kafka.get("security.protocol", "plaintext")).lower() != "plaintext":
+            return {}
+        by_leader: dict[tuple[str, int], dict[Partition, int]] = {}
+        for place, epoch in sorted(epochs.items()):
+            if self.has_partition(place):
+                leader = self._metadata.brokers.get(self._metadata.topics[place[0]].partitions[place[1]].leader)
+                if leader is None:
+                    raise Unavailable(f"{place[0]}-{place[1]} has no leader")
+                by_leader.setdefault((leader.host, leader.port), {})[place] = epoch
+        found: dict[Partition, int] = {}
+        connections = KafkaConnections()
+        try:
+            for address, asked in by_leader.items():
+                answer = connections.ask(address, _OFFSET_FOR_LEADER_EPOCH, _epoch_question(asked))
+                found.update(_epoch_ends(answer))
+        finally:
+            connections.close()
+        return found
+
+    def _offsets(self, wanted: Mapping[Partition, int], is_committed_only: bool) -> dict[Partition, KnownEnd]:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
@@ -522,14 +565,41 @@ class Cluster:
         if not asked:
             return {}
         futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=ANSWER_S)
-        found: dict[Partition, int] = {}
+        found: dict[Partition, KnownEnd] = {}
         for place, future in futures.items():
             try:
-                offset = future.result(ANSWER_S).offset
+                told = future.result(ANSWER_S)
             except KafkaException as error:
                 raise Unavailable(f"the offsets of {place.topic}-{place.partition} are not known: {error}") from error
+            offset = told.offset
             is_none_that_late = offset == _NO_OFFSET and wanted[place.topic, place.partition] >= 0
             if offset < 0 and not is_none_that_late:  # the client's way to say that the leader did not answer
                 raise Unavailable(f"the offsets of {place.topic}-{place.partition} are not known: no leader answers")
-            found[place.topic, place.partition] = offset
+            found[place.topic, place.partition] = KnownEnd(
+                offset, -1 if told.leader_epoch is None else told.leader_epoch
+            )
         return found
+
+
+def _epoch_question(epochs: Mapping[Partition, int]) -> bytes:
+    by_topic: dict[str, list[bytes]] = {}
+    for (topic, index), epoch in epochs.items():
+        by_topic.setdefault(topic, []).append(struct.pack(">iii", index, -1, epoch) + TAGS)
+    topics = [encode_text(topic) + encode_length(len(rows)) + b"".join(rows) + TAGS for topic, rows in by_topic.items()]
+    return struct.pack(">i", -1) + encode_length(len(topics)) + b"".join(topics) + TAGS
+
+
+def _epoch_ends(answer: KafkaAnswer) -> dict[Partition, int]:
+    found = {}
+    answer.int32()  # throttle time
+    for _ in range(answer.length()):
+        topic = answer.text()
+        for _ in range(answer.length()):
+            error, index, _, end = answer.int16(), answer.int32(), answer.int32(), answer.int64()
+            answer.tags()
+            if error:
+                raise Unavailable(f"the leader epochs of {topic}-{index} are not known: error {error}")
+            if end >= 0:
+                found[topic, index] = end
+        answer.tags()
+    return found

@@ -30,9 +30,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from pyspark_tidelog.cluster import Cluster, Lease, LeaseKeeper, Lookups, retried
-from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
+from pyspark_tidelog.options import EARLIEST, Partition, ReadOptions
 from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
-from pyspark_tidelog.positions import Position, admit, between, compare
+from pyspark_tidelog.positions import Position, admit, between, compare, epochs_at
 from pyspark_tidelog.reading import DataLoss, read_task
 from tidelog.runtime.errors import NotFound, Unavailable
 
@@ -129,6 +129,10 @@ class _Query:
         self._waiting_since_s: float | None = None
         self._gone: frozenset[str] = frozenset()
         """What no broker knew for so long that it is not waited for again."""
+        self._has_planned = False
+        """Whether this process has planned a micro-batch: else the next may be one of the checkpoint, done again."""
+        self._epoch_ends: dict[Partition, tuple[tuple[int, int], int | None]] = {}
+        """Where a leader epoch ended, as it was told in a newer one: `(the epoch, the newer one), end`."""
         self.seen: Position | None = None
         """How far the partitions could be read when they were last asked for."""
 
@@ -140,9 +144,10 @@ class _Query:
             wanted = places(self._cluster, self._options)
             ids = self._cluster.topic_ids({topic for topic, _ in wanted})
             first = self._cluster.offsets(dict.fromkeys(wanted, EARLIEST))
-            last = self._cluster.offsets(dict.fromkeys(wanted, LATEST))
-            starts = bounds(self._cluster, first, last, is_start=True)
-            return Position.of({place: starts[place] for place in wanted}, ids, self._new_group)
+            ends = self._cluster.ends(wanted)
+            starts = bounds(self._cluster, first, {place: end.offset for place, end in ends.items()}, is_start=True)
+            epochs = {place: end.epoch for place, end in ends.items()}
+            return Position.of({place: starts[place] for place in wanted}, ids, self._new_group, epochs)
 
         position = retried(found)
         if self._target is not None:  # Spark asks for the first offsets after that, and the partitions have grown
@@ -160,8 +165,10 @@ class _Query:
         """
         self.report(position)
         ends = self._target or self._ends(position)
-        starts, losses = compare(position, ends.log)
+        cuts = self._cuts(position, ends.log)
+        starts, losses = compare(position, ends.log, cuts)
         self._tell(losses)
+        self._has_planned = True
         lags = {place: max(0, end - starts[place]) for place, end in ends.readable.items()}
         if self._target is not None and not any(lags.values()):
             self._progress.flush()  # the query ends now, and this process with it
@@ -169,11 +176,34 @@ class _Query:
             return position
         if limit:
             lags = admit(lags, limit, sum(starts.values()))
-        return Position.of(
-            {place: starts[place] + lags.get(place, 0) for place in starts},
-            ends.log.ids,
-            position.group or self._new_group,
-        )
+        reached, ids = {place: starts[place] + lags.get(place, 0) for place in starts}, ends.log.ids
+        epochs = epochs_at(Position.of(reached, ids), position, ends.log.epochs, cuts)
+        return Position.of(reached, ids, position.group or self._new_group, epochs)
+
+    def _cuts(self, before: Position, now: Position) -> dict[Partition, int]:
+        """Return up to where partitions still have what they had at `before`, of those that have lost some of it.
+
+        Only a new leader can have less. Raises `Unavailable`.
+        """
+        offsets, then, since = before.offsets, before.epochs, now.epochs
+        asked = {
+            place: (epoch, since[place])
+            for place, epoch in then.items()
+            if epoch < since.get(place, -1) and before.is_same_topic(place[0], now.ids[place[0]])
+        }
+        new = {place: epochs[0] for place, epochs in asked.items() if self._epoch_ends.get(place, (None,))[0] != epochs}
+        if new:
+            found = self._ask_epoch_ends(new)
+            self._epoch_ends.update({place: (asked[place], found.get(place)) for place in new})
+        known = {place: self._epoch_ends[place][1] for place in asked}
+        return {place: end for place, end in known.items() if end is not None and end < offsets[place]}
+
+    def _ask_epoch_ends(self, epochs: Mapping[Partition, int]) -> dict[Partition, int]:
+        def found() -> dict[Partition, int]:
+            self._cluster.refresh()
+            return self._cluster.epoch_ends(epochs)
+
+        return retried(found)
 
     def _waits_for_more(self, lag: int) -> bool:
         """Whether there are too few new offsets for a micro-batch, and it can wait (`minOffsetsPerTrigger`)."""
@@ -202,10 +232,12 @@ class _Query:
             self._cluster.refresh()
             known = self._known(position or Position(), gone_s)
             ids = self._cluster.topic_ids({topic for topic, _ in known})
-            ends = self._cluster.offsets({place: LATEST for place in known if place[0] in ids})
+            told = self._cluster.ends(place for place in known if place[0] in ids)
+            ends = {place: end.offset for place, end in told.items()}
+            epochs = {place: end.epoch for place, end in told.items()}
             readable = ends if self._options.reads_tail else self._uploaded(ends)
             self.seen = Position.of(readable, ids)
-            return _Ends(Position.of(self._cluster.log_ends(ends), ids), readable)
+            return _Ends(Position.of(self._cluster.log_ends(ends), ids, epochs=epochs), readable)
 
         return retried(found)
 
@@ -253,7 +285,9 @@ class _Query:
 
     def tasks(self, start: Position, end: Position) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch. Raises `DataLoss`, `Unavailable`."""
-        ranges = between(start, end)
+        ranges = between(start, end, self._cuts(start, end))
+        if not self._has_planned and end.epochs:
+            ranges = self._without_others(ranges, end)
         if not ranges:
             return []
         try:
@@ -262,6 +296,20 @@ class _Query:
             if isinstance(error, DataLoss) or self._options.fail_on_data_loss:
                 raise
             raise Unavailable(f"a topic was deleted while it was planned: {error.message}") from error
+
+    def _without_others(
+        self, ranges: Mapping[Partition, tuple[int, int]], end: Position
+    ) -> dict[Partition, tuple[int, int]]:
+        """Return the ranges of a micro-batch that is done again without offsets that have other records since.
+
+        The next micro-batch begins with those. Raises `DataLoss`, `Unavailable`.
+        """
+        self._has_planned = True
+        epochs = {place: epoch for place, epoch in end.epochs.items() if place in ranges}
+        cuts = self._ask_epoch_ends(epochs)
+        self._tell(compare(end, end, cuts).losses)
+        clipped = {place: (first, min(last, cuts.get(place, last))) for place, (first, last) in ranges.items()}
+        return {place: asked for place, asked in clipped.items() if asked[0] < asked[1]}
 
     def _plan(self, ranges: Mapping[Partition, tuple[int, int]], end: Position) -> Sequence[InputPartition]:
         self._cluster.refresh()

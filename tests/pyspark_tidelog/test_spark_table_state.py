@@ -171,9 +171,12 @@ def test_chunks_are_bounded_and_together_all_that_is_there(topic: dict[int, tupl
 
 def test_a_partition_that_ends_before_what_the_table_has_is_an_error() -> None:
     state = TableState("t", "id", next={3: 9})
-    check_ends(state, {3: 9, 4: 0})
+    check_ends(state, {3: 9, 4: 0}, {})
+    check_ends(state, {3: 12}, {3: 9})
     with pytest.raises(NotFound, match="t-3 ends at offset 5, and the table has it up to 9"):
-        check_ends(state, {3: 5})
+        check_ends(state, {3: 5}, {3: 5})
+    with pytest.raises(NotFound, match="t-3 has lost its records from offset 5 on, which the table has up to 9"):
+        check_ends(state, {3: 12}, {3: 5})
 
 
 def test_a_partition_that_may_be_read_up_to_less_than_the_table_has_is_waited_for() -> None:

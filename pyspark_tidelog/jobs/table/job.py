@@ -164,11 +164,11 @@ class TableResult:
 
 def plan(options: TableOptions) -> TablePlan:
     """Say what a run would do. Changes nothing."""
-    ends = _reads(options).look()
+    reads = _reads(options)
+    ends = reads.look()
     with store_errors():
         table = _existing(options)
-    state = _checked_state(options, table, ends.topic_id)
-    check_ends(state, ends.log_end)
+    state = _checked_ends(_checked_state(options, table, ends.topic_id), reads, ends)
     ranges = next_chunk(state, ends.end, ends.first, 1 << 62)
     offsets = sum(end - start for start, end in ranges.values())
     fields = table.table.schema().fields if table is not None else tuple(_first_fields(options) or ())
@@ -256,7 +256,14 @@ def _checked_state(options: TableOptions, table: JobTable | None, topic_id: str)
             f" again, or is in another cluster (id {topic_id}, and {state.topic_id} before)",
             hint="--accept-new-topic keeps the rows and goes on with the first offset of the new one",
         )
-    return replace(state, topic_id=topic_id, next={}, has_all=False, since={})
+    return replace(state, topic_id=topic_id, next={}, has_all=False, epochs={}, since={})
+
+
+def _checked_ends(state: TableState, reads: TopicReads, ends: TopicEnds) -> TableState:
+    """Return the state with the leader epochs of now, when all is there that the table has. Raises as `check_ends`."""
+    older = {partition: epoch for partition, epoch in state.epochs.items() if epoch < ends.epochs.get(partition, -1)}
+    check_ends(state, ends.log_end, reads.epoch_ends(older))
+    return replace(state, epochs=ends.epochs)
 
 
 def _first_fields(options: TableOptions) -> Sequence[Any] | None:
@@ -303,8 +310,7 @@ class Ingestion:
                 return
         table.reload()
         self._prepare(table)
-        state = _checked_state(self._options, table, ends.topic_id)
-        check_ends(state, ends.log_end)
+        state = _checked_ends(_checked_state(self._options, table, ends.topic_id), self._reads, ends)
         self._settle_quarantine(table)
         if not self.is_clean:
             self._clean(table)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pyspark_tidelog.cluster import Cluster, retried
 from pyspark_tidelog.jobs.frame import ClusterAccess
-from pyspark_tidelog.options import EARLIEST, LATEST
+from pyspark_tidelog.options import EARLIEST
 from pyspark_tidelog.planning import TaskPartition, find_ranges, tasks_of
 from pyspark_tidelog.stream import MovingLease
 from tidelog.runtime.errors import NotFound
@@ -31,6 +31,8 @@ class TopicEnds(NamedTuple):
     end: Mapping[int, int]
     """Up to where it is read: with `read_committed` the last stable offset."""
     log_end: Mapping[int, int]
+    epochs: Mapping[int, int]
+    """Partition → its leader epoch, where that is told."""
 
 
 class TopicReads:
@@ -50,13 +52,23 @@ class TopicReads:
         cluster = Cluster(self._options)
         topic_id = self._id(cluster)
         places = cluster.partitions([self._topic])
-        first, end = cluster.offsets(dict.fromkeys(places, EARLIEST)), cluster.offsets(dict.fromkeys(places, LATEST))
+        first, told = cluster.offsets(dict.fromkeys(places, EARLIEST)), cluster.ends(places)
+        end = {place: each.offset for place, each in told.items()}
         return TopicEnds(
             topic_id,
             {partition: offset for (_, partition), offset in first.items()},
             {partition: offset for (_, partition), offset in end.items()},
             {partition: offset for (_, partition), offset in cluster.log_ends(end).items()},
+            {partition: each.epoch for (_, partition), each in told.items() if each.epoch >= 0},
         )
+
+    def epoch_ends(self, epochs: Mapping[int, int]) -> dict[int, int]:
+        """Return where leader epochs of partitions end, as `Cluster.epoch_ends`. Raises `Unavailable`."""
+        if not epochs:
+            return {}
+        asked = {(self._topic, partition): epoch for partition, epoch in epochs.items()}
+        found = retried(lambda: Cluster(self._options).epoch_ends(asked))
+        return {partition: end for (_, partition), end in found.items()}
 
     def topic_id(self) -> str:
         """Ask for the topic's id. Raises `NotFound`, `Unavailable`."""

@@ -47,6 +47,8 @@ class TableState:
     has_all: bool = False
     """`next` has all partitions that there were at the last commit. States of older versions had none that were empty
     all the time."""
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    """Partition → the leader epoch in which it had all that the table has of it. States of older versions have none."""
     since: Mapping[int, int] = field(default_factory=dict)
     """Partition → the first offset of this commit."""
     upsert_by: tuple[str, ...] = ()
@@ -89,6 +91,7 @@ class TableState:
                 "run": self.run,
                 "next": {str(partition): self.next[partition] for partition in sorted(self.next)},
                 "has_all": self.has_all,
+                "epochs": {str(partition): self.epochs[partition] for partition in sorted(self.epochs)},
                 "since": {str(partition): self.since[partition] for partition in sorted(self.since)},
                 "upsert_by": list(self.upsert_by),
                 "pending": list(self.pending),
@@ -131,6 +134,7 @@ def read_state(text: str, source: str) -> tuple[TableState, int]:
             run=str(told["run"]),
             next={int(partition): int(offset) for partition, offset in told["next"].items()},
             has_all=bool(told.get("has_all", False)),
+            epochs={int(partition): int(epoch) for partition, epoch in told.get("epochs", {}).items()},
             since={int(partition): int(offset) for partition, offset in told["since"].items()},
             upsert_by=tuple(map(str, told["upsert_by"])),
             pending=tuple(map(str, told["pending"])),
@@ -166,13 +170,24 @@ def find_state(
     )
 
 
-def check_ends(state: TableState, log_ends: Mapping[int, int]) -> None:
-    """Raise `NotFound` when a partition ends before what the table has of it."""
+def check_ends(state: TableState, log_ends: Mapping[int, int], epoch_ends: Mapping[int, int]) -> None:
+    """Raise `NotFound` when a partition has no more, or has others, of the records that the table has of it.
+
+    `epoch_ends`: where the leader epochs of the state end, which newer ones have followed.
+    """
     for partition, end in log_ends.items():
-        if end < state.next.get(partition, 0):
+        behind, left = state.next.get(partition, 0), epoch_ends.get(partition, end)
+        if end < behind:
             raise NotFound(
-                f"{state.topic}-{partition} ends at offset {end}, and the table has it up to {state.next[partition]}",
+                f"{state.topic}-{partition} ends at offset {end}, and the table has it up to {behind}",
                 hint="the topic has lost records, or this is another cluster",
+            )
+        if left < behind:
+            raise NotFound(
+                f"{state.topic}-{partition} has lost its records from offset {left} on, which the table has up to"
+                f" {behind}: others have their offsets now",
+                hint="the job repeats what is rolled back: roll the table back to a snapshot from before them, with"
+                " pyiceberg or any engine; or write to another table",
             )
 
 
