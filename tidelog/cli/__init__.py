@@ -3,5 +3,5 @@
 Invariants: an error message states the problem and the next step, and each kind of error has its exit code;
 `tidelog --help` imports no client and no server.
 
-May import: everything below; nothing imports it. Entry: `tidelog.cli.main.main`.
+May import: everything below; nothing imports it. Entry: `tidelog.cli.entry.main`, then `tidelog.cli.main.main`.
 """
