@@ -1,4 +1,5 @@
-"""Options with an empty value, as of a shell variable that is not set, and numbers that are none are refused."""
+"""Options with an empty value, as of a shell variable that is not set, impossible paths, and numbers that are none are
+refused."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tidelog.cli.main import cli
+from tidelog.runtime.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,25 @@ def test_what_is_empty_is_refused(args: tuple[str, ...], tmp_path: Path, monkeyp
     done = CliRunner().invoke(cli, args)
     assert (done.exit_code, "it is empty" in done.stderr) == (2, True), done.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("wal", "inspect", "--data-dir", "x" * 256),
+        ("wal", "verify", "--data-dir", "x/" * 2_500),
+        ("cluster", "backup", "--to", "/tmp/b", "--data-dir", "x" * 256),
+        ("cluster", "rebuild", "--data-dir", "x" * 256),
+    ],
+)
+def test_a_path_that_no_file_system_takes_is_refused(args: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, args)
+    assert (done.exit_code, "bytes is too long" in done.stderr) == (2, True), done.output
+
+
+def test_nor_is_it_a_warehouse() -> None:
+    done = CliRunner().invoke(cli, ["spark", "table-compact", "lake.t", "--warehouse", "x" * 256])
+    assert isinstance(done.exception, ConfigError) and "is too long" in str(done.exception)
 
 
 @pytest.mark.parametrize("args", [("--delimiter", ""), ("--key-separator", "")])

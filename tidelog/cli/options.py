@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Callable
@@ -164,8 +165,18 @@ class TextType(click.types.StringParamType):
         return text
 
 
+def is_too_long(path: str | os.PathLike[str]) -> bool:
+    """Whether no file system takes the path."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
+
+
 class NamedPath(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.3 on
-    """A path as `click.Path` takes it, but not an empty one, which would be the current directory."""
+    """A path as `click.Path` takes it, but not an empty one, which would be the current directory, nor one that no file
+    system takes."""
 
     def __init__(self, path: click.Path) -> None:
         self.name = path.name
@@ -174,6 +185,8 @@ class NamedPath(click.ParamType):  # type: ignore[type-arg]  # generic only from
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check `value`."""
         _refuse_empty(value, param, ctx)
+        if is_too_long(value):
+            self.fail(f"a path of {len(os.fsencode(value)):,} bytes is too long, or a name in it is", param, ctx)
         return self._path.convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidelog.cli.completion import topic_names
-from tidelog.cli.options import parse_pairs
+from tidelog.cli.options import is_too_long, parse_pairs
 from tidelog.cli.spark_run import SparkRun, spark_options
 from tidelog.runtime.errors import ConfigError
 
@@ -120,6 +120,8 @@ def _catalog(given: dict[str, Any]) -> CatalogOptions:
     from pyspark_tidelog.jobs.table.tables import CatalogOptions
 
     warehouse, uri, name = given.pop("warehouse"), given.pop("catalog_uri"), given.pop("catalog_name")
+    if is_too_long(warehouse):
+        raise ConfigError(f"--warehouse: a path of {len(warehouse):,} characters is too long, or a name in it is")
     if Path(warehouse).is_file():
         raise ConfigError(f"--warehouse {warehouse} is a file", hint="give a folder or a URL")
     return CatalogOptions(warehouse, uri, dict(parse_pairs("--catalog-property", given.pop("properties"))), name)
