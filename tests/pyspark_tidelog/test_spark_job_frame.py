@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import pty
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import PythonException
 
+from pyspark_tidelog.jobs import frame
 from pyspark_tidelog.jobs.frame import ClusterAccess, cluster_access, told_by_spark
 from tests.pyspark_tidelog.harness import Spark
 from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer
@@ -91,6 +93,34 @@ def test_the_options_of_all_jobs_are_one_argument_of_a_command() -> None:
     told = runner.invoke(job, ["--bootstrap", "h:1", "--dry-run", "t", "--more", "--format", "json"])
     assert told.output == "h:1 True json t True\n"
     assert "Do something." in runner.invoke(job, ["--help"]).output
+
+
+class StartingSession:
+    """A session, which counts how often it is stopped."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+def test_ctrl_c_while_spark_starts_waits_for_it_and_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = StartingSession()
+
+    def opened(*_: object) -> StartingSession:
+        _thread.interrupt_main()
+        return session
+
+    def never(*_: object) -> str:
+        raise AssertionError("there is nothing to run or to show")
+
+    monkeypatch.setattr(frame, "open_session", opened)
+    given = {"bootstrap": "h:1", "dry_run": False, "style": "table", "read_token_file": None, "master": "local[1]"}
+    run = SparkRun({**given, "source_options": (), "conf": ()})
+    with pytest.raises(KeyboardInterrupt):
+        run.execute("audit", never, never, render=never, render_plan=never)
+    assert session.stops == 1
 
 
 @pytest.mark.processes

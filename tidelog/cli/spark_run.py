@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from pyspark_tidelog.jobs.frame import ClusterAccess
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 Document = dict[str, Any]
 
 EXTRA = ("pyspark", "pyarrow", "numba")
 """Some of what the extra brings: the first that is missing is named."""
 END_S = 30.0
-"""How long Ctrl-C waits for a job that it has cancelled."""
+"""How long Ctrl-C waits for a job that it has cancelled, and for Spark to have started."""
 _NAMES = ("bootstrap", "read_token_file", "source_options", "master", "conf", "dry_run", "style")
 
 
@@ -99,33 +100,45 @@ class SparkRun:
             return found
         from pyspark_tidelog.jobs.frame import open_session
 
-        spark = open_session(name, self._master, self._conf)
+        spark = _opened(lambda: open_session(name, self._master, self._conf))
         try:
-            found = _in_thread(spark, run)
+            found = _in_thread(lambda: run(spark), spark.sparkContext.cancelAllJobs)
         finally:
             spark.stop()
         output.show(self.style, lambda: dataclasses.asdict(found), render)
         return found
 
 
-def _in_thread(spark: SparkSession, run: Callable[[SparkSession], Any]) -> Any:
-    """Return what `run` does; on Ctrl-C cancel Spark's jobs, and wait for its end."""
-    results: list[Any] = []
+def _opened(open_spark: Callable[[], SparkSession]) -> SparkSession:
+    """Return the session. Ctrl-C waits for it, and stops it: a gateway that is left while it starts never ends."""
+    opened: list[SparkSession] = []
+    try:
+        _in_thread(lambda: opened.append(open_spark()), lambda: None)
+    except KeyboardInterrupt:
+        for spark in opened:
+            spark.stop()
+        raise
+    return opened[0]
+
+
+def _in_thread(work: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """Return what `work` does; on Ctrl-C cancel it, and wait for its end."""
+    results: list[T] = []
     problems: list[BaseException] = []
 
-    def work() -> None:
+    def run() -> None:
         try:
-            results.append(run(spark))
+            results.append(work())
         except BaseException as error:  # noqa: BLE001  # raised again by who waits
             problems.append(error)
 
-    thread = threading.Thread(target=work, name="tidelog-job", daemon=True)
+    thread = threading.Thread(target=run, name="tidelog-job", daemon=True)
     thread.start()
     try:
         while thread.is_alive():
             thread.join(1.0)
     except KeyboardInterrupt:
-        spark.sparkContext.cancelAllJobs()
+        cancel()
         thread.join(END_S)
         raise
     if problems:
