@@ -120,6 +120,23 @@ def _checked(one: PlannedRange, start: int, options: ReadOptions) -> PlannedRang
     return one
 
 
+def undeleted(
+    cluster: Cluster, ranges: Mapping[Partition, tuple[int, int]], options: ReadOptions
+) -> dict[Partition, tuple[int, int]]:
+    """Return the offsets `[start, end)` that were not deleted; objects have deleted ones for a while.
+
+    Raises `DataLoss`, unless the options say that they may be, and `Unavailable`.
+    """
+    first = cluster.offsets(dict.fromkeys(ranges, EARLIEST))
+    found = {}
+    for place, (start, end) in ranges.items():
+        if start < first[place]:
+            tell_lost(place, start, min(first[place], end), options)
+        if max(start, first[place]) < end:
+            found[place] = (max(start, first[place]), end)
+    return found
+
+
 def tell_lost(place: Partition, start: int, first: int, options: ReadOptions) -> None:
     """Say that offsets `[start, first)` are gone. Raises `DataLoss`, unless the options say that they may be."""
     told = lost(*place, start, first)

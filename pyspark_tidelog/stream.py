@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from pyspark_tidelog.cluster import Cluster, Lease, LeaseKeeper, Lookups, retried
 from pyspark_tidelog.options import EARLIEST, Partition, ReadOptions
-from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
+from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of, undeleted
 from pyspark_tidelog.positions import Position, admit, between, compare, epochs_at
 from pyspark_tidelog.reading import DataLoss, read_task
 from tidelog.runtime.errors import NotFound, Unavailable
@@ -324,6 +324,7 @@ class _Query:
             ]
         )
         left = {place: asked for place, asked in left.items() if end.is_same_topic(place[0], ids[place[0]])}
+        left = undeleted(self._cluster, left, self._options)
         if not left:
             return []
         try:

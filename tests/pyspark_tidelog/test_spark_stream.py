@@ -334,17 +334,19 @@ def test_a_query_that_may_lose_data_goes_on_without_what_is_gone_for_good(
 
 
 @pytest.mark.long
-def test_records_that_are_deleted_before_they_are_read_are_data_loss(world: World, query: Any) -> None:
-    create_topic(world.bootstrap, "lost", 1)
+@pytest.mark.parametrize("trims", [True, False], ids=["trimmed", "uploaded"])
+def test_records_that_are_deleted_before_they_are_read_are_data_loss(world: World, query: Any, trims: bool) -> None:
+    topic = f"lost-{trims}"
+    create_topic(world.bootstrap, topic, 1)
     for number in range(2):
-        world.produce("lost", 0, 50 * number, 50)
+        world.produce(topic, 0, 50 * number, 50)
         world.upload()
-    careful = query(subscribe="lost", startingOffsets="earliest")
-    world.delete_records("lost", 70)
-    with pytest.raises(DataLoss, match="lost-0: offsets 0 to 69 do not exist any more"):
+    careful = query(subscribe=topic, startingOffsets="earliest")
+    world.delete_records(topic, 70, trims=trims)
+    with pytest.raises(DataLoss, match=f"{topic}-0: offsets 0 to 69 do not exist any more"):
         careful.batch()
-    careless = query(careful.at, subscribe="lost", failOnDataLoss="false")
-    assert careless.batch() == rows_of("lost", 0, 70, 30)
+    careless = query(careful.at, subscribe=topic, failOnDataLoss="false")
+    assert careless.batch() == rows_of(topic, 0, 70, 30)
 
 
 def test_a_checkpoint_of_something_else_and_a_missing_topic_are_refused(world: World, query: Any) -> None:

@@ -323,12 +323,13 @@ def test_a_topic_that_was_created_again_is_noticed(lake: Lake) -> None:
 
 
 @pytest.mark.long
-def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_accepted(lake: Lake) -> None:
+@pytest.mark.parametrize("trims", [True, False], ids=["trimmed", "uploaded"])
+def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_accepted(lake: Lake, trims: bool) -> None:
     lake.produce([(0, None, b"%d" % at) for at in range(5)])
     lake.ingest()
     lake.produce([(0, None, b"%d" % at) for at in range(5, 20)])
     lake.world.upload()
-    lake.world.delete_records(lake.topic, 12)
+    lake.world.delete_records(lake.topic, 12, trims=trims)
     assert "offsets 5 to 11 do not exist any more" in lake.refusal(max_offsets=10)
     assert lake.ingest(accepts_loss=True, max_offsets=3)["rows"] == 8
     assert [row["value"] for row in lake.rows()] == [b"%d" % at for at in range(20) if not 5 <= at < 12]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pyspark_tidelog.cluster import Cluster, retried
 from pyspark_tidelog.jobs.frame import ClusterAccess
 from pyspark_tidelog.options import EARLIEST
-from pyspark_tidelog.planning import TaskPartition, find_ranges, tasks_of
+from pyspark_tidelog.planning import TaskPartition, find_ranges, tasks_of, undeleted
 from pyspark_tidelog.stream import MovingLease
 from tidelog.runtime.errors import NotFound
 
@@ -87,8 +87,11 @@ class TopicReads:
     def _plan(self, ranges: Ranges) -> list[TaskPartition]:
         cluster = Cluster(self._options)
         lookups = cluster.lookups()
+        wanted = {(self._topic, partition): each for partition, each in sorted(ranges.items())}
+        asked = undeleted(cluster, wanted, self._options)
+        if not asked:
+            return []
         lease = self._lease.moved_on(lookups)
-        asked = {(self._topic, partition): each for partition, each in sorted(ranges.items())}
         found = find_ranges(cluster, lookups, [(*place, *each) for place, each in asked.items()], lease)
         self._lease.saw(found.version)
         return tasks_of(found, asked, cluster, lookups, lease)
