@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tidelog.controller.image.image import Image
 from tidelog.controller.image.leading import takers
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, ReplicaSetRecord
-from tidelog.controller.model.replication import best_of, has_several, voting, was_set_back
+from tidelog.controller.model.replication import best_of, has_several, known_confirmed, voting, was_set_back
 
 
 class TakeoverState(Enum):
@@ -54,6 +54,29 @@ class SetBack(NamedTuple):
         )
 
 
+class LacksConfirmed(NamedTuple):
+    """Promises that would be enough, and that lack what a member knows to be confirmed: they elect nobody."""
+
+    brokers: tuple[int, ...]
+    """Who has promised, by id."""
+    end: int
+    """WAL offset where the best of their WALs ends."""
+    confirmed: int
+    """WAL offset up to which records are known to be confirmed."""
+    silent: tuple[int, ...]
+    """The members that have not promised, by id."""
+
+    def sentence(self, replica_set: int) -> str:
+        """Return what is wrong, and the ways out."""
+        where = ", ".join(map(str, self.brokers))
+        those = f"that of {', '.join(map(str, self.silent))}" if self.silent else "one that they had last"
+        return (
+            f"records are missing: the WALs on brokers {where} end at {self.end}, and offsets up to {self.confirmed}"
+            f" were confirmed. It needs another WAL, {those}; or give up what only it had by"
+            f" `tidelog replica-set elect {replica_set} --broker B --accept-loss`"
+        )
+
+
 class LostReplicaSet(NamedTuple):
     """A replica set without a live master, and its state."""
 
@@ -71,7 +94,7 @@ class LostReplicaSet(NamedTuple):
     """Promises that the election under way still needs; 0 where disks were rolled back."""
     silent: tuple[int, ...] = ()
     """The members that could give them, by id: down, or back with another WAL or an older copy of it."""
-    set_back: SetBack | None = None
+    short: SetBack | LacksConfirmed | None = None
     """Why promises that would be enough elect nobody."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,8 +124,8 @@ class LostReplicaSet(NamedTuple):
     def _electing(self) -> str:
         """Who is missing need not be the last master: a broker may be back without its WAL."""
         what = f"replica set {self.replica_set} has no master: its {self.partitions} partitions wait for an election"
-        if self.set_back is not None:
-            return f"{what}, and {self.set_back.sentence(self.replica_set)}"
+        if self.short is not None:
+            return f"{what}, and {self.short.sentence(self.replica_set)}"
         if not self.missing:
             return what
         those = ", ".join(map(str, self.silent))
@@ -145,7 +168,7 @@ def _state(image: Image, record: ReplicaSetRecord, broker: int, kind: str) -> Ta
     return TakeoverState.DUE
 
 
-def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ...], SetBack | None]:
+def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ...], SetBack | LacksConfirmed | None]:
     """Return the fields of `LostReplicaSet` that tell what an election under way still needs."""
     row, election = image.replication.get(record.id), image.election(record.id)
     if row is None or election is None:
@@ -159,7 +182,10 @@ def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ..
     old = [each for each in counted.values() if was_set_back(image.level, record, row, each)]
     votes = voting(image.level, record, row, counted.values())
     if len(votes) >= configuration.promises_needed and best_of(votes) not in old:
-        return 0, silent, None
+        end, confirmed = best_of(votes).end_offset, known_confirmed(row.in_sync, counted.values())
+        if confirmed <= max(end, record.committed_wal_offset):
+            return 0, silent, None
+        return 0, silent, LacksConfirmed(tuple(sorted(each.broker_id for each in votes)), end, confirmed, silent)
     members = {each.broker_id for each in configuration.members}
     enough = election.last_master if election.set_back and election.last_master in members else NO_BROKER
     end = max(each.end_offset for each in old)

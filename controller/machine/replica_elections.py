@@ -37,6 +37,7 @@ from tidelog.controller.model.replication import (
     ReplicationRecord,
     best_of,
     has_several,
+    known_confirmed,
     voting,
     was_set_back,
 )
@@ -260,7 +261,7 @@ def _winner(
     awaited = {election.last_master, designated} - {NO_BROKER} if patient else set()
     awaited -= {each.broker_id for each in counted if each.replica not in by_replica}
     waits_for = sorted(each for each in awaited if _may_promise(tables, row, each))
-    needed = confirmed_offset(found, counted)
+    needed = known_confirmed(row.in_sync, counted)
     for wanted in dict.fromkeys((designated, NO_BROKER)):
         best = elected(promises, found.configuration, designated=wanted, waits_for=waits_for)
         if best is None or needed > max(best.end_offset, record.committed_wal_offset):
@@ -282,16 +283,6 @@ def _others_may_help(tables: Tables, found: ReplicaSetRows, counted: list[Promis
     told = {each.broker_id for each in counted}
     silent = [each for each in record.sync_state_set if each not in told and _may_promise(tables, row, each)]
     return bool(silent) and election.designated != NO_BROKER and _may_promise(tables, row, election.designated)
-
-
-def confirmed_offset(found: ReplicaSetRows, counted: list[PromiseRecord]) -> int:
-    """Return the WAL offset up to which members know bytes to be confirmed; -1: not known.
-
-    A replica outside the SyncStateSet may know more: what an operator has given up since.
-    """
-    members = found.configuration.members
-    told = [each.confirm_offset for each in counted if each.replica in members]
-    return max([-1, *(each.confirm_offset for each in found.row.in_sync), *told])
 
 
 def _is_alive(tables: Tables, broker_id: int) -> bool:

@@ -194,6 +194,17 @@ def best_of(promises: Iterable[PromiseRecord]) -> PromiseRecord:
     return max(promises, key=lambda each: (each.last_epoch, each.end_offset))
 
 
+def known_confirmed(members: Iterable[InSyncRecord], promises: Iterable[PromiseRecord]) -> int:
+    """Return the WAL offset up to which members of a SyncStateSet know bytes to be confirmed; -1: not known.
+
+    A replica outside of it may know more: what an operator has given up since.
+    """
+    rows = list(members)
+    replicas = {each.replica for each in rows}
+    told = [each.confirm_offset for each in promises if each.replica in replicas]
+    return max([-1, *(each.confirm_offset for each in rows), *told])
+
+
 def voting(
     level: int, record: ReplicaSetRecord, row: ReplicationRecord, promises: Iterable[PromiseRecord]
 ) -> list[PromiseRecord]:

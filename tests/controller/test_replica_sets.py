@@ -596,6 +596,24 @@ def test_promises_with_older_copies_count_beside_the_last_masters() -> None:
     assert trio.promise(0, end=130).master == 0
 
 
+def test_what_enough_promises_lack_is_told() -> None:
+    """The first right disk led, and died while the older copies received what they lacked."""
+    trio = uploaded()
+    trio.promise(1, end=60)
+    trio.promise(2, end=50)
+    trio.restart(0)
+    assert trio.promise(0, end=130, confirm=120).master == 0
+    trio.die(0)
+    trio.begin()
+    trio.promise(1, end=110)
+    assert trio.promise(2, end=105).master == NO_BROKER
+    told = lost_replica_sets(trio.image)[0].sentence()
+    assert "the WALs on brokers 1, 2 end at 110, and offsets up to 120 were confirmed" in told
+    assert "another WAL, that of 0; or give up" in told and "replica-set elect 0 --broker B --accept-loss" in told
+    trio.restart(0)
+    assert trio.promise(0, end=130, last=2, confirm=120).master == 0
+
+
 def test_one_right_disk_is_elected_beside_older_copies_until_all_members_know_the_rule() -> None:
     trio = uploaded(TrioAtSeven)
     trio.promise(1, end=60)
