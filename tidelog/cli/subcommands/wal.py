@@ -314,7 +314,7 @@ def _render_accepted(rows: list[dict[str, Any]]) -> str:
             one["topic"],
             one["partition"],
             one["from_offset"],
-            one["to_offset"] if one["to_offset"] >= 0 else "unknown",
+            _lost_to(one["to_offset"], row["may_be_more"]),
             row["reason"],
         ]
         for row in rows
@@ -322,6 +322,13 @@ def _render_accepted(rows: list[dict[str, Any]]) -> str:
     ]
     headers = ["TIME", "BROKER", "TOPIC", "PARTITION", "FROM", "TO", "REASON"]
     return output.table(headers, cells, right=["BROKER", "PARTITION", "FROM", "TO"])
+
+
+def _lost_to(known: int, may_be_more: bool) -> str:
+    """Return where a loss ends, as far as the controllers were told: the newest second of a crash is not known."""
+    if known < 0:
+        return "unknown"
+    return f"{known} or more" if may_be_more else str(known)
 
 
 @wal.command("accept-loss")
