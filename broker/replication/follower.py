@@ -378,18 +378,19 @@ class ReplicaFollower:
                     self._tail.add(record)
 
     async def _wait_for_room(self, records: memoryview) -> None:
-        """Wait until the first record fits. Raises `MasterGone` if room depends on what the master tells meanwhile."""
+        """Wait until the first record fits, or it is to be tried again: then the reason may be another one.
+
+        Raises `MasterGone` if room depends on what the master tells meanwhile.
+        """
         wal = self._wal
-        while True:
-            try:
-                async with asyncio.timeout(self._limits.link.silence_s):
-                    await wal.receivable(records)
-                return
-            except TimeoutError:
-                if min(self._tail.committed_offset, wal.durable_offset) > wal.confirm_offset:
-                    raise MasterGone(
-                        f"{self.problem}; the bucket has what is not known to be confirmed: the master is asked anew"
-                    ) from None
+        try:
+            async with asyncio.timeout(self._limits.link.silence_s):
+                await wal.receivable(records)
+        except TimeoutError:
+            if min(self._tail.committed_offset, wal.durable_offset) > wal.confirm_offset:
+                raise MasterGone(
+                    f"{self.problem}; the bucket has what is not known to be confirmed: the master is asked anew"
+                ) from None
 
     # --- acknowledgements, and time ------------------------------------------------------------------------------
 

@@ -161,9 +161,13 @@ def test_a_follower_that_has_no_room_says_so(tmp_path: Path, monkeypatch: pytest
         room = asyncio.Event()
         receive, receivable = DiskWal.receive, DiskWal.receivable
 
+        reasons = ["the next WAL file is being prepared"]  # before the disk was found to be full
+
         async def has_no_room(*arguments: Any, **options: Any) -> Any:
             if not room.is_set():
-                raise WalFull("the next WAL file cannot be prepared: No space left on device")
+                raise WalFull(
+                    reasons.pop() if reasons else "the next WAL file cannot be prepared: No space left on device"
+                )
             return await receive(*arguments, **options)
 
         async def wait_for_room(*arguments: Any) -> None:

@@ -337,7 +337,10 @@ class DiskLog(ReplicaState):
 
     def _full(self) -> WalFull:
         reason = self._pool.blocked or "the next WAL file is being prepared"
-        return WalFull(reason, hint="retry; uploads to the bucket make room")
+        hint = "retry; uploads to the bucket make room"
+        if self._pool.blocked not in ("", AT_BOUND):
+            hint += "; or free disk space"
+        return WalFull(reason, hint=hint)
 
     def _roll(self, size: int) -> None:
         """Switch to a spare file. Raises `WalFull` before anything is changed."""
