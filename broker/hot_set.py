@@ -33,7 +33,7 @@ from tidelog.broker.replication.warm import WarmTail
 from tidelog.broker.wal_files import missing_wal_files
 from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
 from tidelog.controller.model.replication import has_several
-from tidelog.controller.model.wal_notes import WalLost
+from tidelog.controller.model.wal_notes import WalLost, gave_up
 from tidelog.runtime.errors import Fenced, StorageFailed, TidelogError
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.inputs import HandedWal
@@ -145,6 +145,10 @@ class HotSet:
         self._wal_id = await renew_wal_id(self._disk, base.world.rng, self.replica_set_id)
         self._tail = WarmTail(LogCache(self._shared.log_cache_bytes), committed)
 
+    def _gave_up(self, last_epoch: int, end_offset: int) -> bool:
+        kv = self._shared.base.image().kv
+        return gave_up(kv, self.replica_set_id, last_epoch=last_epoch, end_offset=end_offset)
+
     def begin(self, registration_epoch: int) -> None:
         """Join the replica set, and do what the metadata say from now on, under this registration of the broker."""
         shared, base = self._shared, self._shared.base
@@ -168,6 +172,7 @@ class HotSet:
                     wal_failed=self._wal_failed,
                     readable=partial(shared.followed.confirmed, self.replica_set_id),
                     following=shared.followed.changed,
+                    gave_up=self._gave_up,
                 ),
                 shared.limits,
                 shared.pace,

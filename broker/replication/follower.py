@@ -330,7 +330,9 @@ class ReplicaFollower:
             except CorruptData as error:
                 raise Diverged(str(error)) from error
         else:
-            kept_as = f".replaced-{epoch}-{mine.end_offset}" if match.step is Step.REPLACE else ""
+            is_empty = mine.end_offset == mine.start_offset
+            given_up = not is_empty and self._events.gave_up(mine.history.last_epoch, mine.end_offset)
+            kept_as = f".replaced-{epoch}-{mine.end_offset}" if match.step is Step.REPLACE or given_up else ""
             places = {"from": mine.end_offset, "at": match.offset, "epoch": epoch, "suffix": kept_as}
             logger.warning("this replica starts over at its master's first offset", extra=places)
             self._is_tail_true = False  # to a WAL that has started over, all before its first byte is confirmed

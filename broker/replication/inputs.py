@@ -134,6 +134,11 @@ def _ignore_change() -> None:
     """Default callback: do nothing."""
 
 
+def _never(_last_epoch: int, _end_offset: int) -> bool:
+    """Default callback: nothing was given up."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaEvents:
     """Callbacks of one replica. They run on the event loop, must be quick, and must not raise."""
@@ -150,3 +155,6 @@ class ReplicaEvents:
     """The follower has the records between these WAL offsets (int64 bytes), and knows that they are confirmed."""
     following: Callable[[], None] = _ignore_change
     """The follower's WAL is a prefix of its master's now, or the connection has ended."""
+    gave_up: Callable[[int, int], bool] = _never
+    """Asked before a WAL starts over: may one of this last epoch, with this end, have records that an operator gave
+    up? Its files are kept then."""

@@ -171,6 +171,16 @@ def lost_at(rows: Mapping[str, bytes], topic: str, partition: int) -> int:
     return found
 
 
+def gave_up(rows: Mapping[str, bytes], replica_set: int, *, last_epoch: int, end_offset: int) -> bool:
+    """Return whether a replica whose WAL is of this epoch and ends there may have records that were given up.
+
+    An operator has elected another replica, in a later epoch, without what was not committed by then. Raises
+    `msgspec.DecodeError`.
+    """
+    found = (each for each in losses_in(rows) if each.replica_set == replica_set)
+    return any(last_epoch < each.master_epoch and end_offset > each.committed_offset for each in found)
+
+
 def is_committed(note: WalNote, committed_offset: int) -> bool:
     """Return whether everything that was acknowledged is in committed objects."""
     return not note.may_grow and note.end_offset <= committed_offset

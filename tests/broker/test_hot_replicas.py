@@ -236,6 +236,27 @@ async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_ther
     assert back.wal.start_offset == hot.committed and len(back.replica.tail.records) == 10
 
 
+async def test_records_that_were_given_up_are_kept_although_what_came_instead_is_in_the_bucket(hot: HotSet) -> None:
+    """An operator elected another replica without them, and their disk comes back later."""
+    master = await hot.start_all()
+    await hot.write(master, 50)
+    await hot.confirmed(master)
+    await hot.kill(3)
+    hot.committed = await hot.write(master, 600)
+    await hot.confirmed(master)
+    for broker in hot.brokers.values():
+        broker.replica.note_committed(hot.committed)
+    await master.wal.trim(hot.committed)
+    hot.given_up_from = 0
+    back = await hot.start(3)
+    end = back.wal.end_offset
+    await hot.let_follow()
+    await hot.same()
+    directory = hot.path / hot.wal_ids[3]
+    assert list(directory.glob(f"*.replaced-*-{end}")), list(directory.iterdir())
+    assert back.wal.start_offset == hot.committed
+
+
 async def failing_follower(back: Broker) -> ReplicaFollower:
     """The follower of a broker, once it has failed to follow."""
     await until(lambda: back.replica.follower is not None and back.replica.follower.failing_since is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +14,14 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.wal_notes import (
     FoundWal,
     StakeRange,
+    WalLoss,
     WalNotCommitted,
     WalNote,
     WalVerdict,
     describe,
+    gave_up,
     judge,
+    loss_key,
     losses_in,
     note_in,
 )
@@ -164,6 +168,19 @@ def test_an_accepted_loss_is_recorded_once_and_settles_the_wal() -> None:
     with pytest.raises(InvalidInput):
         driver.run(c.AcceptWalLoss(1, 2, 1))
     assert len(losses_in(driver.image.kv)) == 1
+
+
+@pytest.mark.parametrize(
+    ("replica_set", "last_epoch", "end_offset", "kept"),
+    [(7, 2, 501, True), (7, 2, 500, False), (7, 3, 900, False), (8, 2, 501, False)],
+    ids=["more than was committed", "all was committed", "of the epoch that was elected", "another set"],
+)
+def test_which_wals_have_records_that_were_given_up(
+    replica_set: int, last_epoch: int, end_offset: int, kept: bool
+) -> None:
+    loss = WalLoss(7, 3, 0, "an operator elected another replica", 500, 800, True, ())
+    rows = {loss_key(loss): msgspec.msgpack.encode(loss)}
+    assert gave_up(rows, replica_set, last_epoch=last_epoch, end_offset=end_offset) == kept
 
 
 def test_there_is_no_loss_to_accept_where_nothing_is_known() -> None:

@@ -230,6 +230,8 @@ class HotSet:
         self.secrets: dict[int, bytes] = {}
         self.learners: set[int] = set()
         self.committed = 0
+        self.given_up_from = 1 << 62
+        """WALs that end behind this offset have records that were given up."""
         self._next = 0
 
     def identity(self, broker_id: int) -> ReplicaIdentity:
@@ -281,6 +283,7 @@ class HotSet:
                 lambda epoch: events[0].deposed.append(epoch),
                 lambda error: events[0].diverged.append(error),
                 lambda error: events[0].wal_failed.append(error),
+                gave_up=lambda _last_epoch, end: end > self.given_up_from,
             ),
             self.limits,
             self.pace,
