@@ -230,9 +230,16 @@ def advance(tables: Tables, found: ReplicaSetRows) -> ReplicaSetRecord:
 
 
 def _are_set_back(tables: Tables, found: ReplicaSetRows) -> bool:
-    """Whether as many members as elect have promised, and the best of them with an older copy of its disk."""
-    configuration = found.configuration
+    """Whether as many members as elect have promised, and the best of them with an older copy of its disk.
+
+    The last master has all that is in the bucket: its disk is one if it ends before that, whoever else has promised.
+    """
+    configuration, election = found.configuration, found.row.election
+    assert election is not None
     counted = [each for each in counted_promises(tables, found.row) if each.replica in configuration.members]
+    masters = (each for each in counted if each.broker_id == election.last_master)
+    if any(was_set_back(tables.level, found.record, found.row, each) for each in masters):
+        return True
     if len(counted) < configuration.promises_needed:
         return False
     return was_set_back(tables.level, found.record, found.row, best_of(counted))

@@ -596,6 +596,23 @@ def test_promises_with_older_copies_count_beside_the_last_masters() -> None:
     assert trio.promise(0, end=130).master == 0
 
 
+def test_an_older_copy_of_the_last_masters_disk_elects_nobody_beside_a_follower_that_lags() -> None:
+    """It had all that is in the bucket. What it has confirmed with one follower the other one lacks."""
+    trio = uploaded()
+    trio.restart(0)
+    trio.promise(0, end=60)
+    assert trio.promise(1, end=120).master == NO_BROKER
+    assert "the WALs on brokers 0 end at 60" in lost_replica_sets(trio.image)[0].sentence()
+    assert trio.promise(2, end=130).master == 2
+
+
+def test_an_older_copy_of_the_last_masters_disk_elects_until_all_members_know_the_rule() -> None:
+    trio = uploaded(TrioAtSeven)
+    trio.restart(0)
+    trio.promise(0, end=60)
+    assert trio.promise(1, end=120).master == 1
+
+
 def test_what_enough_promises_lack_is_told() -> None:
     """The first right disk led, and died while the older copies received what they lacked."""
     trio = uploaded()
