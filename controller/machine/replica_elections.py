@@ -43,7 +43,7 @@ from tidelog.controller.model.replication import (
 )
 from tidelog.controller.model.wal_notes import WalLoss, WalLost
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound
-from tidelog.storage.replication.configuration import SetConfiguration
+from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.election import Promise, elected, settled
 
 MAX_OFFSET = (1 << 63) - 1
@@ -336,11 +336,12 @@ def _install(
     record, row = found
     assert after.number == record.sync_state_set_epoch + 1, (after, record)
     known = {each.replica: each for each in row.in_sync}
+    reach = {winner.replica, *_older_copies(tables, found)}
     in_sync = tuple(
         InSyncRecord(
             each.broker_id,
             each.wal_id,
-            winner.end_offset if each == winner.replica else -1,
+            winner.end_offset if each in reach else -1,
             known[each].confirm_offset if each in known else winner.confirm_offset,
         )
         for each in sorted(after.members)
@@ -366,6 +367,18 @@ def _install(
     tables.replica_sets.put(record.id, master)
     tables.replication.put(record.id, settled_row)
     return master
+
+
+def _older_copies(tables: Tables, found: ReplicaSetRows) -> list[WalReplica]:
+    """Return the replicas that have promised with an older copy: these count again when they have what the winner has.
+
+    Until then one of them, in another election, would stand in for the right disk that it was taken from.
+    """
+    record, row = found
+    if row.election is None or not row.election.set_back:
+        return []
+    promises = counted_promises(tables, row)
+    return [each.replica for each in promises if was_set_back(tables.level, record, row, each)]
 
 
 def _ended(tables: Tables, found: ReplicaSetRows, winner: PromiseRecord, *, accepted_loss: bool) -> PastElectionRecord:

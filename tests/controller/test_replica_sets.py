@@ -585,6 +585,21 @@ def test_a_follower_that_is_behind_what_is_in_the_bucket_votes() -> None:
     assert trio.promise(1, end=100).master == 1
 
 
+def test_an_older_copy_counts_again_when_it_has_what_the_new_master_had() -> None:
+    """If that one dies before, the copy would elect a follower without what the right disk had confirmed with it."""
+    trio = uploaded()
+    trio.promise(1, end=60)
+    trio.promise(2, end=50)
+    trio.restart(0)
+    assert trio.promise(0, end=130).master == 0
+    trio.die(0)
+    trio.begin()
+    with pytest.raises(WalLost, match="ends at 120; it had offsets up to 130"):
+        trio.promise(1, end=120)
+    trio.promise(1, end=130)
+    assert trio.promise(2, end=140).master == 2
+
+
 def test_promises_with_older_copies_count_beside_the_last_masters() -> None:
     """It has all that was confirmed, and is not waited for when it has promised with an older copy itself."""
     trio = uploaded()
@@ -614,11 +629,10 @@ def test_an_older_copy_of_the_last_masters_disk_elects_until_all_members_know_th
 
 
 def test_what_enough_promises_lack_is_told() -> None:
-    """The first right disk led, and died while the older copies received what they lacked."""
+    """A master told what was confirmed, and died while the others received what they lacked."""
     trio = uploaded()
-    trio.promise(1, end=60)
-    trio.promise(2, end=50)
     trio.restart(0)
+    trio.promise(2, end=100)
     assert trio.promise(0, end=130, confirm=120).master == 0
     trio.die(0)
     trio.begin()
