@@ -216,7 +216,8 @@ async def test_what_is_committed_while_a_wal_starts_over_makes_its_old_records_c
     assert kept is None or kept.end_offset <= 40
 
 
-async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_there(hot: HotSet) -> None:
+async def leave_behind(hot: HotSet) -> Broker:
+    """Start all, end broker 3, and go on until the bucket has all that the others have; return the master."""
     master = await hot.start_all()
     await hot.write(master, 50)
     await hot.confirmed(master)
@@ -227,6 +228,11 @@ async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_ther
     for broker in hot.brokers.values():
         broker.replica.note_committed(hot.committed)
     await master.wal.trim(hot.committed)
+    return master
+
+
+async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_there(hot: HotSet) -> None:
+    master = await leave_behind(hot)
     await until(lambda: hot.brokers[2].wal.start_offset == hot.committed)
     await hot.write(master, 10)
     back = await hot.start(3)
@@ -238,15 +244,7 @@ async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_ther
 
 async def test_records_that_were_given_up_are_kept_although_what_came_instead_is_in_the_bucket(hot: HotSet) -> None:
     """An operator elected another replica without them, and their disk comes back later."""
-    master = await hot.start_all()
-    await hot.write(master, 50)
-    await hot.confirmed(master)
-    await hot.kill(3)
-    hot.committed = await hot.write(master, 600)
-    await hot.confirmed(master)
-    for broker in hot.brokers.values():
-        broker.replica.note_committed(hot.committed)
-    await master.wal.trim(hot.committed)
+    await leave_behind(hot)
     hot.given_up_from = 0
     back = await hot.start(3)
     end = back.wal.end_offset
