@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from pyspark_tidelog import stream
 from pyspark_tidelog.cluster import Cluster, KnownEnd
-from pyspark_tidelog.options import Partition, ReadOptions, stream_options
+from pyspark_tidelog.options import EARLIEST, Partition, ReadOptions, stream_options
 from pyspark_tidelog.positions import Position, compare, epochs_at
 from pyspark_tidelog.reading import DataLoss
 from pyspark_tidelog.stream import TidelogStreamReader
@@ -45,6 +45,10 @@ class ShorterCluster:
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         return dict.fromkeys(topics, ID)
+
+    def offsets(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
+        assert set(wanted.values()) <= {EARLIEST}
+        return dict.fromkeys(wanted, 0)
 
     def ends(self, places: Iterable[Partition]) -> dict[Partition, KnownEnd]:
         return dict.fromkeys(places, self.end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from pyspark_tidelog import stream
 from pyspark_tidelog.cluster import Lease, Lookups, retried
 from pyspark_tidelog.manifests import find_ranges
-from pyspark_tidelog.options import ReadOptions, stream_options
+from pyspark_tidelog.options import EARLIEST, Partition, ReadOptions, stream_options
 from pyspark_tidelog.positions import Position
 from pyspark_tidelog.reading import DataLoss
 from pyspark_tidelog.stream import TidelogStreamReader
@@ -62,6 +62,10 @@ class LaggingCluster:
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         self.old -= 1
         return dict.fromkeys(topics, (TOPIC if self.old >= 0 else NEW_TOPIC).hex())
+
+    def offsets(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
+        assert set(wanted.values()) <= {EARLIEST}
+        return dict.fromkeys(wanted, 0)
 
 
 @pytest.fixture
