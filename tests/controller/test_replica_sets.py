@@ -533,6 +533,14 @@ def uploaded(kind: type[Trio] = Trio) -> Trio:
     return trio
 
 
+def rolled_back(kind: type[Trio] = Trio) -> Trio:
+    """The same, when both others have promised with older copies of their disks."""
+    trio = uploaded(kind)
+    trio.promise(1, end=60)
+    trio.promise(2, end=50)
+    return trio
+
+
 def test_two_disks_that_were_rolled_back_elect_nobody_while_a_third_one_has_what_was_confirmed() -> None:
     """What is in the bucket was confirmed: of a quorum's promises one has all of it, and may have more."""
     trio = uploaded()
@@ -550,9 +558,7 @@ def test_two_disks_that_were_rolled_back_elect_nobody_while_a_third_one_has_what
 
 def test_what_was_promised_with_an_older_copy_elects_nobody_when_the_first_right_disk_is_back() -> None:
     """The promise of broker 2 stands until it registers anew, and its right disk may have more than that of 1."""
-    trio = uploaded()
-    trio.promise(1, end=60)
-    trio.promise(2, end=50)
+    trio = rolled_back()
     trio.restart(1)
     assert trio.promise(1, end=120).master == NO_BROKER
     told = lost_replica_sets(trio.image)[0].sentence()
@@ -587,9 +593,7 @@ def test_a_follower_that_is_behind_what_is_in_the_bucket_votes() -> None:
 
 def test_an_older_copy_counts_again_when_it_has_what_the_new_master_had() -> None:
     """If that one dies before, the copy would elect a follower without what the right disk had confirmed with it."""
-    trio = uploaded()
-    trio.promise(1, end=60)
-    trio.promise(2, end=50)
+    trio = rolled_back()
     trio.restart(0)
     assert trio.promise(0, end=130).master == 0
     trio.die(0)
@@ -646,9 +650,7 @@ def test_what_enough_promises_lack_is_told() -> None:
 
 
 def test_one_right_disk_is_elected_beside_older_copies_until_all_members_know_the_rule() -> None:
-    trio = uploaded(TrioAtSeven)
-    trio.promise(1, end=60)
-    trio.promise(2, end=50)
+    trio = rolled_back(TrioAtSeven)
     assert not trio.election().set_back
     trio.restart(1)
     assert trio.promise(1, end=120).master == 1
