@@ -264,7 +264,8 @@ def _winner(
     promises = [
         Promise(each.replica, each.last_epoch, each.end_offset, row.priority_of(each.broker_id)) for each in votes
     ]
-    designated = election.designated
+    copies = election.set_back and any(was_set_back(tables.level, record, row, each) for each in votes)
+    designated = NO_BROKER if copies else election.designated  # copies only fence, beside the last master
     awaited = {election.last_master, designated} - {NO_BROKER} if patient else set()
     awaited -= {each.broker_id for each in counted if each.replica not in by_replica}
     waits_for = sorted(each for each in awaited if _may_promise(tables, row, each))

@@ -604,6 +604,16 @@ def test_an_older_copy_counts_again_when_it_has_what_the_new_master_had() -> Non
     assert trio.promise(2, end=140).master == 2
 
 
+def test_a_designated_follower_is_not_elected_by_an_older_copy_beside_the_last_master() -> None:
+    """The right disk of broker 1 may have confirmed what only the last master's has among those that are there."""
+    trio = rolled_back()
+    trio.restart(0)
+    trio.begin(designated=2, is_patient=False)
+    trio.promise(1, end=60)
+    trio.promise(2, end=110)
+    assert trio.promise(0, end=130).master == 0
+
+
 def test_promises_with_older_copies_count_beside_the_last_masters() -> None:
     """It has all that was confirmed, and is not waited for when it has promised with an older copy itself."""
     trio = uploaded()
