@@ -149,6 +149,11 @@ class HotSet:
         kv = self._shared.base.image().kv
         return gave_up(kv, self.replica_set_id, last_epoch=last_epoch, end_offset=end_offset)
 
+    def has_given_up(self) -> bool:
+        """Return whether the WAL may have records that were given up: no other replica has them."""
+        wal = self.wal
+        return wal.end_offset > wal.start_offset and self._gave_up(wal.epoch_history.last_epoch, wal.end_offset)
+
     def begin(self, registration_epoch: int) -> None:
         """Join the replica set, and do what the metadata say from now on, under this registration of the broker."""
         shared, base = self._shared, self._shared.base

@@ -2,9 +2,9 @@
 
 A broker keeps a replica of each set that it is assigned to (`ReplicationRecord.assigned`), and one of its own set if
 that is to have several members. It opens a replica when it is assigned to another set, and deletes one when it is
-neither assigned nor a member any more: whoever removed it has others that are in sync. Files that it finds at its
-start, of a set that the metadata do not know, or that has no master, are kept, and are a problem: the metadata may be
-the ones that are wrong.
+neither assigned nor a member any more: whoever removed it has others that are in sync. One that may have records that
+were given up is set aside instead: nobody else has them. Files that it finds at its start, of a set that the metadata
+do not know, or that has no master, are kept, and are a problem: the metadata may be the ones that are wrong.
 
 A replica whose promise the controllers have refused (`WalLost`) has an older copy of its WAL: its disk was rolled back.
 It does nothing until its set has a living master, which then has everything that was confirmed without it. Then its
@@ -32,6 +32,7 @@ from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model.levels import REPLICATION_LEVEL
 from tidelog.controller.model.records import NO_BROKER
 from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.wal_notes import losses_in
 from tidelog.runtime.errors import ConfigError, TidelogError
 from tidelog.runtime.tasks import TaskSet
 
@@ -101,7 +102,7 @@ class HotSets:
         self._strays: set[int] = set()
         """Sets of which there were files at the start, and that are not wanted."""
         self._rejected: list[str] = []
-        """Where WALs are kept that were set aside, as it was found last."""
+        """Where WALs that were set aside are kept, as it was found last."""
         self._registration_epoch = -1
         self._changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] = _nothing
@@ -230,13 +231,33 @@ class HotSets:
                 self._failures.setdefault(replica_set, _STRAY)
                 continue
             try:
-                await self._disks.remove(replica_set)
+                await self._delete(replica_set, has_given_up=await self._has_given_up(shared, replica_set))
             except TidelogError as error:
                 self._note(replica_set, "cannot be deleted", error)
                 continue
             self._strays.discard(replica_set)
             self._failures.pop(replica_set, None)
+
+    async def _has_given_up(self, shared: HotShared, replica_set: int) -> bool:
+        """Whether a replica that is not open may have records that were given up."""
+        assert self._disks is not None
+        if not any(each.replica_set == replica_set for each in losses_in(shared.base.image().kv)):
+            return False
+        one = await HotSet.open(shared, self._disks.open(replica_set), replica_set)
+        try:
+            return one.has_given_up()
+        finally:
+            await one.close(upload=False)
+
+    async def _delete(self, replica_set: int, *, has_given_up: bool) -> None:
+        """Delete the files of a replica that is closed; set them aside if nobody else has what is in them."""
+        assert self._disks is not None
+        if not has_given_up:
+            await self._disks.remove(replica_set)
             logger.info("a replica was deleted: this broker was removed from its set", extra={"set": replica_set})
+            return
+        extra = {"set": replica_set, "kept": await self._disks.set_aside(replica_set)}
+        logger.warning("a replica was set aside: it may have records that were given up", extra=extra)
 
     async def _open(self, shared: HotShared, replica_set: int) -> TidelogError | None:
         """Open a replica. Returns why it cannot be opened, which is a problem then."""
@@ -256,19 +277,17 @@ class HotSets:
 
         What fails is tried again until it is done, whatever is wanted by then: it is closed, or half deleted.
         """
-        assert self._disks is not None
         one = self._sets[replica_set]
         try:
             await one.close(upload=False)
             if replica_set != shared.base.broker_id:
-                await self._disks.remove(replica_set)
+                await self._delete(replica_set, has_given_up=one.has_given_up())
         except TidelogError as error:
             self._note(replica_set, "cannot be deleted", error)
             return
         del self._sets[replica_set]
         self._dropping.discard(replica_set)
         self._failures.pop(replica_set, None)
-        logger.info("a replica was deleted: it is not in its set any more", extra={"set": replica_set})
 
     def _note(self, replica_set: int, what: str, error: TidelogError) -> None:
         text = f"{what}: {error}"
@@ -310,8 +329,8 @@ class HotSets:
         """Return what is wrong, one sentence each."""
         found = [f"the replica of replica set {each} {why}" for each, why in sorted(self._failures.items())]
         found += [
-            f"a WAL that was refused is kept at {place}: this broker's disk had lost what it had made durable; look"
-            " why, then delete it"
+            f"a WAL that was set aside is kept at {place}: this broker's disk had lost what it had made durable, or it"
+            " has records that were given up (`tidelog wal losses`); look at it, then delete it"
             for place in self._rejected
         ]
         return found + [problem for one in self._sets.values() for problem in one.problems()]

@@ -121,8 +121,16 @@ def begin(
     last = record.master
     if last == NO_BROKER and row.election is not None:
         last = row.election.last_master
-    set_back = row.election is not None and row.election.set_back
-    election = ElectionRecord(reason[:MAX_REASON_CHARS], tables.now_ms, designated, last, is_patient, set_back=set_back)
+    before = row.election or ElectionRecord("", 0)
+    election = ElectionRecord(
+        reason[:MAX_REASON_CHARS],
+        tables.now_ms,
+        designated,
+        last,
+        is_patient,
+        set_back=before.set_back,
+        refused=before.refused,
+    )
     begun = msgspec.structs.replace(record, master=NO_BROKER, master_epoch=record.master_epoch + 1)
     tables.replica_sets.put(record.id, begun)
     tables.replication.put(record.id, msgspec.structs.replace(row, election=election))
@@ -157,10 +165,11 @@ def promise_epoch(tables: Tables, command: PromiseEpoch) -> ReplicaSetRecord:
     _check_promise(found, promise, tables.level)
     others = [each for each in row.election.promises if each.broker_id != promise.broker_id]
     promises = tuple(sorted([*others, promise], key=lambda each: each.broker_id))
+    refused = tuple(each for each in row.election.refused if each != promise.broker_id)
     told = msgspec.structs.replace(
         row,
         in_sync=tuple(_with_promise(each, promise) for each in row.in_sync),
-        election=msgspec.structs.replace(row.election, promises=promises),
+        election=msgspec.structs.replace(row.election, promises=promises, refused=refused),
     )
     return advance(tables, ReplicaSetRows(record, told))
 
@@ -188,15 +197,19 @@ def _check_promise(found: ReplicaSetRows, promise: PromiseRecord, level: int) ->
         )
 
 
-def note_older_copy(tables: Tables, replica_set_id: int) -> None:
-    """Note that a promise was refused because its disk is an older copy: see `ElectionRecord.set_back`."""
-    row = tables.replication.get(replica_set_id)
-    if row is not None and tables.level >= EMPTY_COPY_LEVEL:
-        tables.replication.put(row.id, _set_back(row))
+def note_older_copy(tables: Tables, command: PromiseEpoch) -> None:
+    """Note that a promise was refused because its disk is an older copy: see `ElectionRecord.set_back`, `refused`."""
+    row = tables.replication.get(command.replica_set_id)
+    if row is None or tables.level < EMPTY_COPY_LEVEL:
+        return
+    assert row.election is not None, "promises are refused in an election"
+    refused = tuple(sorted({*row.election.refused, command.broker_id}))
+    election = msgspec.structs.replace(row.election, set_back=True, refused=refused)
+    tables.replication.put(row.id, msgspec.structs.replace(row, election=election))
 
 
 def _set_back(row: ReplicationRecord) -> ReplicationRecord:
-    assert row.election is not None, "promises are refused, and count, in an election"
+    assert row.election is not None, "promises count in an election"
     return msgspec.structs.replace(row, election=msgspec.structs.replace(row.election, set_back=True))
 
 
@@ -371,15 +384,17 @@ def _install(
 
 
 def _older_copies(tables: Tables, found: ReplicaSetRows) -> list[WalReplica]:
-    """Return the replicas that have promised with an older copy: these count again when they have what the winner has.
+    """Return the replicas with older copies that have promised, or wanted to: see `_install`.
 
-    Until then one of them, in another election, would stand in for the right disk that it was taken from.
+    They count again when they have what the winner has. Until then one of them, in another election, would stand in for
+    the right disk that it was taken from.
     """
     record, row = found
     if row.election is None or not row.election.set_back:
         return []
     promises = counted_promises(tables, row)
-    return [each.replica for each in promises if was_set_back(tables.level, record, row, each)]
+    refused = [each.replica for each in row.in_sync if each.broker_id in row.election.refused]
+    return refused + [each.replica for each in promises if was_set_back(tables.level, record, row, each)]
 
 
 def _ended(tables: Tables, found: ReplicaSetRows, winner: PromiseRecord, *, accepted_loss: bool) -> PastElectionRecord:

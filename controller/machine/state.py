@@ -302,7 +302,7 @@ class ControllerState:
             if isinstance(error, CommitGap) and error.stream_id is not None:
                 state_objects.quarantine(tables, error.stream_id, error.message)
             if isinstance(error, WalLost) and isinstance(command, r.PromiseEpoch):
-                replica_elections.note_older_copy(tables, command.replica_set_id)
+                replica_elections.note_older_copy(tables, command)
         changes = tables.commit()
         _require_encodable(changes)
         return changes, raw, refusal

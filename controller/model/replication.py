@@ -110,6 +110,9 @@ class ElectionRecord(msgspec.Struct, frozen=True, array_like=True):
     """By broker id."""
     set_back: bool = False
     """Whether a disk was seen to be an older copy: see `voting`. Set from `EMPTY_COPY_LEVEL` on."""
+    refused: tuple[int, ...] = ()
+    """Brokers of the SyncStateSet, sorted, whose promises were refused because their disks are older copies, and that
+    have given no other one since. Set from `EMPTY_COPY_LEVEL` on."""
 
 
 class PastElectionRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -30,6 +30,8 @@ QUIET = 0.25
 MAX_AT_ONCE = 3
 ALONE = "older-raft"
 """The fault that has a period for itself: another one could keep controllers from what the bucket says."""
+LASTING = "older"
+"""The fault that lasts to the end of its period: until a broker that is down counts as dead, nobody is elected."""
 MID_WRITE_S = 0.0002
 """After a write began: less than any sync takes."""
 MAX_CHANGES = 40
@@ -104,6 +106,8 @@ class Faults:
         after_s, lasts_s = rng.uniform(0, length_s / 2), rng.uniform(0, length_s / 2)
         if name == ALONE:
             after_s, lasts_s = 0.0, length_s
+        if name == LASTING:
+            lasts_s = length_s - after_s
         await asyncio.sleep(after_s)
         undo = FAULTS[name](_Doer(self, rng))
         if undo is not None:
@@ -577,7 +581,7 @@ class _Doer:
         return undo
 
     def older(self) -> Undo | None:
-        """All members of a replica set but its master, which is down, start with older copies of their disks."""
+        """Members of a replica set start with older copies of their disks, while others may be down."""
         return self._older.mount(self.rng)
 
     def older_raft(self) -> Undo | None:

@@ -1,12 +1,18 @@
-"""A fault: members of a replica set come back with older copies of their disks, while the one that has all is down.
+"""A fault: members of a replica set come back with older copies of their disks, while others may be down.
 
-It is what a restore of several machines from images of an earlier hour leaves. No quorum protects from that, and
-still nobody may be elected: what is in the bucket, or what the controllers were told, shows that the copies are older
-(`tidelog.controller.model.replication.was_set_back`, from `EMPTY_COPY_LEVEL` on). When the fault ends, the master's
-disk is there again, and an operator mounts the right disks; then nothing that was acknowledged is missing.
+It is what a restore of machines from images of an earlier hour leaves. Two forms of it:
 
-Only where that holds: the copies of all members in sync but the master end before what is in the bucket, or before
-what the controllers know of them.
+- all members in sync but the master, which has all and is down. No quorum protects from that, and still nobody may be
+  elected: what is in the bucket, or what the controllers were told, shows that the copies are older
+  (`tidelog.controller.model.replication.was_set_back`, from `EMPTY_COPY_LEVEL` on);
+- any members, while any of the others are down, or behind by what other faults do to them. A copy may not stand in for
+  the disk that it was taken from, in this election or a later one.
+
+When the fault ends, those that are down come back, and an operator mounts the right disks unless the set goes on
+without them; then nothing that was acknowledged is missing.
+
+Only where that holds: the copies end before what the controllers know of them, and in the first form before what is
+in the bucket at least.
 
 Entry: `OlderCopies`.
 """
@@ -18,10 +24,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidelog.controller.model.levels import EMPTY_COPY_LEVEL
-from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.controller.model.records import ReplicaSetRecord
+from tidelog.controller.model.replication import InSyncRecord, ReplicationRecord
 from tidelog.simulation.world.cluster import SimCluster, SimNode
 from tidelog.simulation.world.disk import Platters
 
+BEHIND_S = (0.3, 2.5)
+"""For how long a member is cut off from its master before."""
+PREFERRED = 0.7
+"""How often one copy is taken, and another member cut off, where that is possible: what few seeds have by chance."""
 TAKEN_ANEW = 0.2
 """How often copies of a set are replaced by newer ones when there are some."""
 
@@ -32,6 +43,18 @@ class _DiskCopy(NamedTuple):
     wal_id: str
     end_offset: int
     platters: Platters
+
+
+class _OlderPlan(NamedTuple):
+    """What is done to one replica set."""
+
+    row: ReplicationRecord
+    copies: dict[int, _DiskCopy]
+    """For these brokers, which start with them."""
+    down: tuple[int, ...]
+    """Brokers with the right disks, which are down meanwhile."""
+    behind: int = -1
+    """The other one, if what was confirmed last is to be missing there; else -1."""
 
 
 class OlderCopies:
@@ -55,31 +78,91 @@ class OlderCopies:
                 self._copies[row.id] = {broker: copy for broker, copy in copies.items() if copy is not None}
 
     def mount(self, rng: random.Random) -> Callable[[], None] | None:
-        """Crash the members in sync of a set, and start all but the master with the copies.
+        """Crash members of a set, and start some of them with the copies.
 
         Returns what ends that, or None where the copies would be taken for good disks, and rightly so.
         """
-        found = [(row, copies) for row in self._several() if (copies := self._usable(row))]
-        if not found or self._cluster.level < EMPTY_COPY_LEVEL:
+        if self._cluster.level < EMPTY_COPY_LEVEL:
             return None
-        row, copies = rng.choice(found)
-        record = self._cluster.watch.replica_set(row.id)
+        plans = [plan for row in self._several() for plan in (self._all_but_master(row), self._some(row, rng)) if plan]
+        if not plans:
+            return None
+        rare = [plan for plan in plans if plan.behind != -1]
+        plan = rng.choice(rare if rare and rng.random() < PREFERRED else plans)
+        return self._carry_out(plan) if plan.behind == -1 else self._carry_out_later(plan, rng.uniform(*BEHIND_S))
+
+    def _carry_out(self, plan: _OlderPlan) -> Callable[[], None]:
+        set_id, nodes = plan.row.id, self._cluster.nodes
+        record = self._cluster.watch.replica_set(set_id)
         assert record is not None
-        nodes = self._cluster.nodes
-        master, epoch = nodes[record.master], record.master_epoch
-        master.crash(power=False)
-        followers = [nodes[each] for each in sorted(copies)]
-        originals = [self._exchange(each, row.id, copies[each.id].platters.copy()) for each in followers]
-        del self._copies[row.id]
+        for each in plan.down:
+            nodes[each].crash(power=False)
+        originals = {
+            each: self._exchange(nodes[each], set_id, copy.platters.copy()) for each, copy in plan.copies.items()
+        }
+        self._copies.pop(set_id, None)
 
         def undo() -> None:
-            now = self._cluster.watch.replica_set(row.id)
-            if now is None or now.master == -1 or now.master_epoch == epoch:  # else the set goes on with what it has
-                for node, platters in zip(followers, originals, strict=True):
-                    self._exchange(node, row.id, platters)
-            master.recover()
+            if self._waits(plan, record):
+                for each, platters in originals.items():
+                    self._exchange(nodes[each], set_id, platters)
+            for each in plan.down:
+                nodes[each].recover()
 
         return undo
+
+    def _carry_out_later(self, plan: _OlderPlan, seconds: float) -> Callable[[], None]:
+        """Cut one member off from the master before: what is confirmed meanwhile it has not."""
+        network, record = self._cluster.network, self._cluster.watch.replica_set(plan.row.id)
+        assert record is not None
+        ends = [self._cluster.nodes[each].host for each in (record.master, plan.behind)]
+        self._cluster.note("network", f"cut {ends[0]}>{ends[1]} {ends[1]}>{ends[0]}")
+        for source, target in (ends, ends[::-1]):
+            network.cut(source, target)
+        undos: list[Callable[[], None]] = []
+
+        def heal() -> None:
+            for source, target in (ends, ends[::-1]):
+                network.heal(source, target)
+
+        def carry_out() -> None:
+            if heal not in undos:
+                return  # the fault is over
+            if self._holds(plan):
+                undos.append(self._carry_out(plan._replace(row=self._cluster.watch.replicas.rows[plan.row.id])))
+            undos.remove(heal)
+            heal()
+
+        def undo() -> None:
+            while undos:
+                undos.pop()()
+
+        undos.append(heal)
+        self._cluster.later(seconds, carry_out)
+        return undo
+
+    def _holds(self, plan: _OlderPlan) -> bool:
+        """Whether a plan can still be carried out."""
+        row, record = self._cluster.watch.replicas.rows.get(plan.row.id), self._cluster.watch.replica_set(plan.row.id)
+        if row is None or record is None or not _is_settled(row) or row.in_sync == ():
+            return False
+        known = {each.broker_id: each for each in row.in_sync}
+        if known.keys() - plan.copies.keys() - {plan.behind} != {*plan.down}:
+            return False
+        return all(_is_older(copy, known.get(each)) for each, copy in plan.copies.items()) and all(
+            self._has_its_disk(row, each) for each in known if each not in plan.copies
+        )
+
+    def _waits(self, plan: _OlderPlan, before: ReplicaSetRecord) -> bool:
+        """Whether nobody has confirmed anything since: else the set goes on with what it has."""
+        record = self._cluster.watch.replica_set(plan.row.id)
+        row = self._cluster.watch.replicas.rows.get(plan.row.id)
+        if record is None or row is None:
+            return True
+        if row.last_election != plan.row.last_election:
+            return False
+        is_over = record.master == -1 or before.master in {*plan.down, *plan.copies}
+        return is_over and record.master in (-1, before.master)
 
     def _several(self) -> list[ReplicationRecord]:
         rows = self._cluster.watch.replicas.rows
@@ -93,24 +176,38 @@ class OlderCopies:
             return None
         return _DiskCopy(wal_id, replica.wal.end_offset, mount.platters.copy())
 
-    def _usable(self, row: ReplicationRecord) -> dict[int, _DiskCopy]:
-        """Return the copies for all members in sync but the master; empty if they are not, or prove nothing."""
+    def _all_but_master(self, row: ReplicationRecord) -> _OlderPlan | None:
+        """Copies for all members in sync but the master; None if they are missing, or prove nothing."""
         record, copies = self._cluster.watch.replica_set(row.id), self._copies.get(row.id, {})
-        if record is None or row.election is not None or not self._has_its_disk(row, record.master):
-            return {}
-        last = row.last_election
-        if last is not None and last.accepted_loss:
-            return {}
+        if record is None or not _is_settled(row) or not self._has_its_disk(row, record.master):
+            return None
         found = {}
         for each in row.in_sync:
-            copy = copies.get(each.broker_id)
             if each.broker_id == record.master:
                 continue
-            known_end = max(record.committed_wal_offset, each.known_end)
+            copy, known_end = copies.get(each.broker_id), max(record.committed_wal_offset, each.known_end)
             if copy is None or copy.wal_id != each.wal_id or copy.end_offset >= known_end:
-                return {}
+                return None
             found[each.broker_id] = copy
-        return found
+        return _OlderPlan(row, found, (record.master,))
+
+    def _some(self, row: ReplicationRecord, rng: random.Random) -> _OlderPlan | None:
+        """Copies for some members in sync, of which each is known to have more; the others have the right disks."""
+        record, copies = self._cluster.watch.replica_set(row.id), self._copies.get(row.id, {})
+        if record is None or not _is_settled(row):
+            return None
+        usable = [each.broker_id for each in row.in_sync if _is_older(copies.get(each.broker_id), each)]
+        several = rng.randint(1, max(len(usable), 1))
+        chosen = rng.sample(usable, min(1 if rng.random() < PREFERRED else several, len(usable)))
+        others = [each.broker_id for each in row.in_sync if each.broker_id not in chosen]
+        if not chosen or not all(self._has_its_disk(row, each) for each in others):
+            return None
+        spare = [each for each in others if each != record.master]
+        behind = rng.choice(spare) if spare and rng.random() < PREFERRED else -1
+        down = rng.sample(others, rng.randint(0, len(others)))
+        if behind != -1:
+            down = [each for each in others if each != behind]
+        return _OlderPlan(row, {each: copies[each] for each in sorted(chosen)}, tuple(sorted(down)), behind)
 
     def _has_its_disk(self, row: ReplicationRecord, broker_id: int) -> bool:
         node = self._cluster.nodes.get(broker_id)
@@ -132,3 +229,15 @@ class OlderCopies:
         self._cluster.note(node.host, f"finds another copy of its disk of set {set_id}")
         node.recover()
         return before
+
+
+def _is_settled(row: ReplicationRecord) -> bool:
+    """Whether no election is under way, and nothing was given up in the last one."""
+    return row.election is None and (row.last_election is None or not row.last_election.accepted_loss)
+
+
+def _is_older(copy: _DiskCopy | None, known: InSyncRecord | None) -> bool:
+    """Whether a copy is of the WAL that counts, and ends before what is known of it."""
+    if copy is None or known is None:
+        return False
+    return copy.wal_id == known.wal_id and copy.end_offset < known.known_end

@@ -174,4 +174,18 @@ MUTATIONS_IN_REPLICATION = [
         (*_UNEQUAL, *LOUD, "defect"),
         ("older", "slow"),
     ),
+    Mutation(
+        "older-copy-promises",
+        "13",
+        "a WAL that ends before what it is known to have had may promise",
+        (
+            Edit(
+                "tidelog.controller.machine.replica_elections:_check_promise",
+                "promise.end_offset < end",
+                "promise.end_offset < end and mutated()",
+            ),
+        ),
+        (*_UNEQUAL, *LOUD, "defect"),
+        ("older", "slow", "kill"),
+    ),
 ]

@@ -19,6 +19,7 @@ from confluent_kafka import Producer
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.held import Held
+from tidelog.broker import hot_sets
 from tidelog.broker.hot_set import HotSet
 from tidelog.broker.hot_sets import HotSets
 from tidelog.broker.replication.duty import ReplicaRole
@@ -27,9 +28,10 @@ from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
 from tidelog.cli.client import http_json
 from tidelog.cli.subcommands.wal import wal
+from tidelog.controller.model import wal_notes
 from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
-from tidelog.controller.model.wal_notes import FoundWal, WalNote, WalVerdict, judge, note_in
+from tidelog.controller.model.wal_notes import FoundWal, WalLoss, WalNote, WalVerdict, judge, note_in
 from tidelog.process.replica_disks import DirectoryReplicaDisks
 from tidelog.runtime.errors import ConfigError, CorruptData, DamagedFile, StorageFailed
 from tidelog.storage.replication.following import Diverged, Match, WalFollower
@@ -232,6 +234,35 @@ def test_a_replica_that_was_removed_is_deleted_and_one_that_is_assigned_joins(tm
         cluster.run(cluster.start_broker(old))
         wait_until(lambda: not kept.exists(), "the replica was deleted")
         assert others() == (new,)
+
+
+LOSS = WalLoss(1, 1 << 30, 0, "an operator elected another replica", 0, 1 << 30, True, ())
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["while it runs", "while it is down"])
+def test_a_replica_that_was_removed_is_kept_where_it_may_have_records_that_were_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_down: bool
+) -> None:
+    with Cluster(tmp_path, brokers=3, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 2, "the set has a second member")
+        (old,) = (each for each in record(cluster, 1).members if each != 1)
+        sets, kept = cluster.nodes[1].controller.replica_sets, tmp_path / f"broker-{old}" / "replica-1"
+        cluster.run(sets.assign_replica(1, 5 - old))
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 3, "the set has a third member")
+        for module in (wal_notes, hot_sets):  # as if an operator had elected another one, with an accepted loss
+            monkeypatch.setattr(module, "losses_in", lambda _rows: [LOSS])
+        if is_down:
+            cluster.run(cluster.stop_broker(old))
+            wait_until(lambda: old not in record(cluster, 1).sync_state_set, "the stopped one is not in sync", 120)
+            cluster.run(sets.remove_replica(1, old))
+            cluster.run(cluster.start_broker(old))
+        else:
+            cluster.run(sets.retire_replica(1, old))
+        wait_until(lambda: not kept.exists(), "the replica is not used any more")
+        aside = kept.with_name(f"rejected-{kept.name}-1")
+        assert any(aside.iterdir())
+        found = cluster.nodes[old].parts.data.hot_sets
+        wait_until(lambda: any(f"is kept at {aside}" in each for each in found.problems()), "it says where")
 
 
 def test_a_replica_that_could_not_be_deleted_begins_anew_when_it_is_wanted_again(

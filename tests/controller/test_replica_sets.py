@@ -604,6 +604,41 @@ def test_an_older_copy_counts_again_when_it_has_what_the_new_master_had() -> Non
     assert trio.promise(2, end=140).master == 2
 
 
+def test_a_refused_copy_counts_again_when_it_has_what_the_new_master_had() -> None:
+    """Its broker was started again meanwhile, and follows: if the master dies before, it would elect a follower."""
+    trio = uploaded()
+    trio.promise(1, end=120)
+    trio.restart(1)
+    with pytest.raises(WalLost, match="ends at 110; it had offsets up to 120"):
+        trio.promise(1, end=110)
+    trio.begin(is_patient=False)
+    trio.promise(2, end=105)
+    trio.restart(0)
+    assert trio.promise(0, end=130).master == 0
+    trio.die(0)
+    trio.begin()
+    with pytest.raises(WalLost, match="ends at 110; it had offsets up to 130"):
+        trio.promise(1, end=110)
+    assert trio.promise(2, end=105).master == NO_BROKER
+    assert trio.promise(1, end=130).master == 1
+
+
+def test_a_right_disk_that_promises_after_a_refused_copy_counts_as_ever() -> None:
+    trio = uploaded()
+    trio.promise(1, end=120)
+    trio.restart(1)
+    with pytest.raises(WalLost):
+        trio.promise(1, end=110)
+    trio.restart(1)
+    trio.promise(1, end=120)
+    trio.restart(0)
+    assert trio.promise(0, end=130).master == 0
+    trio.die(0)
+    trio.begin()
+    trio.promise(1, end=120)
+    assert trio.promise(2, end=105).master == 1
+
+
 def test_a_designated_follower_is_not_elected_by_an_older_copy_beside_the_last_master() -> None:
     """The right disk of broker 1 may have confirmed what only the last master's has among those that are there."""
     trio = rolled_back()
