@@ -282,6 +282,11 @@ class _SimulationRun:
             return [*found, "no controller is active"]
         image = active.image
         found += [f"broker {one.id} counts as dead" for one in image.brokers.values() if not one.alive]
+        found += [
+            f"{node.host} has metadata of version {node.broker.controller.image.version}, not {image.version}"
+            for node in self.cluster.brokers
+            if node.ready and node.broker is not None and node.broker.controller.image.version < image.version
+        ]
         found += [f"{one.topic_id.hex()[:6]}-{one.index} is moving" for one in image.moving()]
         found += unsettled_replicas(self.cluster, image)
         found += [

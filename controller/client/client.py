@@ -27,7 +27,14 @@ from tidelog.controller.client.leases import LeaseClient
 from tidelog.controller.client.replica_sets import ReplicaSetClient
 from tidelog.controller.client.snapshots import SnapshotClient
 from tidelog.controller.image.feed import DeltaFeed
-from tidelog.controller.image.follower import Callback, Follower, ImageFollower, LocalFollower
+from tidelog.controller.image.follower import (
+    RETRY_BASE_S,
+    RETRY_CAP_S,
+    Callback,
+    Follower,
+    ImageFollower,
+    LocalFollower,
+)
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
@@ -151,7 +158,7 @@ class ControllerClient:
     async def start(self) -> None:
         """Connect and load the first image. Retries indefinitely; repeated failures are logged at a bounded rate."""
         assert not self._client_id, "started already"
-        backoff = Backoff(0.05, 5.0, self._rng)
+        backoff = Backoff(RETRY_BASE_S, RETRY_CAP_S, self._rng)
         limiter = LogLimiter(logger, self._clock, burst=1, period_s=WAITING_LOG_S)
         while not self._client_id:
             try:

@@ -46,6 +46,9 @@ FAILURE_LOG_S = 10.0
 """Minimum interval between log lines for the same kind of failure."""
 POLL_GRACE_S = 3.0
 """Time-out of a poll beyond its own waiting time."""
+RETRY_BASE_S = 0.05
+RETRY_CAP_S = 1.0
+"""Delays after failures; the longest is how old the metadata may still become after the controllers are back."""
 
 Callback = Callable[[Delta], None]
 
@@ -144,7 +147,7 @@ class ImageFollower(Follower):
         self._image = Image()
         self._channel = channel
         self._clock = clock
-        self._backoff = Backoff(0.05, 5.0, rng)
+        self._backoff = Backoff(RETRY_BASE_S, RETRY_CAP_S, rng)
         self._limiter = LogLimiter(logger, clock, burst=1, period_s=FAILURE_LOG_S)
 
     @property

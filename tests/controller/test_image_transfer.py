@@ -34,7 +34,7 @@ from tidelog.controller.node import ControllerNode
 from tidelog.controller.rpc.connection import CallTimeout, PollReply, RpcChannel, RpcConnection
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import CorruptData, InvalidInput, Overloaded
+from tidelog.runtime.errors import CorruptData, InvalidInput, Overloaded, Unavailable
 from tidelog.runtime.network import TcpNetwork
 from tidelog.runtime.wire import MAX_FRAME_BYTES, FrameTooLarge
 from tidelog.storage.commits import pack_ranges
@@ -222,6 +222,44 @@ async def test_others_run_while_an_image_is_compared_with_a_newer_one() -> None:
     assert [(each.table, each.key) for each in deltas[0].mutations] == [("objects", 50_000)]
     assert follower.image.version == 12 and follower.image.objects[50_000].size == 101
     assert turns > 3 * 50_000 / STEP_ROWS, "it is built, and compared from both sides, in steps"
+
+
+class Absent(RpcChannel):
+    """No controller answers."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
+        raise Unavailable("no controller is active")
+
+
+class Hurried(SystemClock):
+    """Does not sleep, and keeps for how long it was to, until that was `count` times."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.slept: list[float] = []
+        self.is_over = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if len(self.slept) == self._count:
+            self.is_over.set()
+        await asyncio.sleep(0)
+
+
+async def test_a_broker_asks_at_least_once_a_second_however_long_no_controller_answers() -> None:
+    """Until it does, its clients are told of topics and configs as they were."""
+    clock = Hurried(50)
+    task = asyncio.create_task(ImageFollower(Absent(), clock, random.Random(1)).run())
+    try:
+        async with asyncio.timeout(10):
+            await clock.is_over.wait()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert max(clock.slept) <= 1.0
 
 
 # The chunks themselves
