@@ -77,6 +77,7 @@ class LastRecords:
             return False
         meta, data = self._state.meta, self._state.data
         if self._keys is None:
+            self.wal_end = max(self.wal_end, meta.rewrite(meta.keys()[:1]))  # ahead of the end that a cut has told
             self._meta_start, self._keys = meta.stream.next_offset, meta.keys()
         self.wal_end = max(self.wal_end, meta.rewrite(self._keys))
         if self._keys:

@@ -195,6 +195,27 @@ async def test_a_cut_in_the_middle_of_a_rewrite_of_the_meta_stream_is_behind_it(
         assert await read(branch) == records("t", 5, 60) and branch.batches_scanned == 0
 
 
+async def test_a_cut_of_a_partition_that_is_handed_over_before_the_snapshot_is_refused() -> None:
+    """Nothing was written since it was opened, so its close has no checkpoint to write."""
+    async with BranchWorld(brokers=(1, 2)) as world:
+        await world.topic("t")
+        world.write("t", 0, 60)
+        await world.log("t").close()
+        log = await world.reopen("t")
+        ends = await log.cut()
+        await world.storage.upload_now()
+        image = world.controller.image
+        topic_id = image.topic_ids["t"]
+        world.controller.apply(c.MovePartitions((c.PartitionMove(topic_id, 0, 2),)))
+        closed = await log.close_for_move()
+        await world.storage.upload_now()
+        partition = c.ClosedPartition(topic_id, 0, log.leader_epoch, closed.end_offsets, closed.meta_start)
+        assert await world.controller.hand_over(1, image.replica_sets[1].master_epoch, [partition]) == [None]
+        assert image.streams[log.first_stream].start_offset >= ends[0] > 0, "what the cut names is trimmed"
+        with pytest.raises(CutRefused):
+            world.controller.apply(CreateSnapshot("s", (TopicCut(topic_id, (ends,)),)))
+
+
 @pytest.mark.parametrize("gone", ["t", "b"])
 async def test_deleting_one_topic_and_the_snapshot_leaves_the_other_whole(gone: str) -> None:
     async with branched() as world:
