@@ -103,8 +103,11 @@ class ConfirmOffset:
             return
         if self._error is not None:
             raise self._error
+        waiters = self._waiters
+        while waiters and waiters[-1][1].done():  # its caller was cancelled, perhaps by a time-out
+            waiters.pop()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        _put_in_order(self._waiters, (wal_offset, future))
+        _put_in_order(waiters, (wal_offset, future))
         await future
 
     def watch(self, wal_offset: int, callback: Callable[[], None]) -> None:

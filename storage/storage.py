@@ -153,7 +153,7 @@ class Storage:
         self._refused_bytes = 0
         self._refused_cost = 0
         self._writers = 0
-        self._room: list[asyncio.Future[None]] = []
+        self._room: dict[asyncio.Future[None], None] = {}
         self._waits_for_streams = False
         self._tasks = TaskSet("storage", self._on_defect)
 
@@ -504,8 +504,11 @@ class Storage:
         while not self._closed and self._failure is None and not self._cache.has_room(cost):
             self._wake()
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._room.append(future)
-            await future
+            self._room[future] = None
+            try:
+                await future
+            finally:
+                self._room.pop(future, None)  # of a request whose time was over: nothing may be committed for hours
         if self._failure is not None:
             raise self._failure
         if self._closed:
@@ -518,7 +521,7 @@ class Storage:
         self._uploader.wake()
 
     def _wake_writers(self) -> None:
-        waiting, self._room = self._room, []
+        waiting, self._room = self._room, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)

@@ -28,7 +28,7 @@ class WalState:
         self._history = EpochHistory()
         self._closed = False
         self._failure: WalFailed | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._on_durable: Callable[[int], None] = lambda _offset: None
         self._on_failed: Callable[[Exception], None] = lambda _error: None
         self._on_submitted: Callable[[Submitted], None] | None = None
@@ -105,11 +105,14 @@ class WalState:
     async def _changed(self) -> None:
         """Wait for the next state change."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
