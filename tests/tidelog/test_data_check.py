@@ -82,6 +82,21 @@ def test_replicas_of_other_brokers_sets_and_their_ids_are_checked(cluster: Path)
     assert errors(check(cluster)) == [f"node-1/replica-2/{ID_FILE}"]
 
 
+def test_replicas_that_were_swapped_are_named_as_no_broker_starts_with_them(cluster: Path) -> None:
+    node = cluster / "node-1"
+    for replica_set in (1, 2):
+        asyncio.run(make_replica(node, replica_set))
+    assert errors(check(cluster)) == []
+    (node / "wal").rename(node / "other")
+    (node / "replica-2").rename(node / "wal")
+    (node / "other").rename(node / "replica-2")
+    (report,) = [one for one in check(cluster) if one.replicas]
+    assert not report.is_sound
+    told = {one.file: one.message for one in report.findings if one.kind == "foreign"}
+    assert "replica set 2, not of 1" in told[f"node-1/wal/{ID_FILE}"]
+    assert "replica set 1, not of 2" in told[f"node-1/replica-2/{ID_FILE}"]
+
+
 @pytest.mark.processes
 def test_inspect_shows_the_replicas_of_other_sets_in_short_and_one_of_them_in_full(cluster: Path) -> None:
     node = cluster / "node-1"

@@ -26,7 +26,7 @@ from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import CorruptData, DamagedFile, NotFound
 from tidelog.storage.bucket.open import EMBEDDED_BUCKET, open_store
 from tidelog.storage.wal.disk import inspect as wal_tool
-from tidelog.storage.wal.disk.identity import ID_FILE, stored_wal_id
+from tidelog.storage.wal.disk.identity import ID_FILE, ForeignWal, check_wal_set, stored_wal_id
 from tidelog.storage.wal.disk.inspect import OnRecord, Progress, WalFinding, WalInfo
 from tidelog.storage.wal.s3 import inspect as wal_s3_tool
 from tidelog.storage.wal.s3.inspect import BucketWalInfo
@@ -106,9 +106,10 @@ async def check_data(config: Config, cluster_id: str, progress: Progress | None 
             info = report.info
             findings += report.findings
     elif has_wal_on_disk(data_dir):
-        info = await _check_folder(data_dir, WAL_FOLDER, findings, progress)
+        own = config.node.id if config.node.id >= 0 or identity is None else int(identity["broker_id"])
+        info = await _check_folder(data_dir, WAL_FOLDER, own, findings, progress)
     replicas = {
-        each: await _check_folder(data_dir, f"{REPLICA_PREFIX}{each}", findings, progress)
+        each: await _check_folder(data_dir, f"{REPLICA_PREFIX}{each}", each, findings, progress)
         for each in replicas_in(data_dir)
     }
     if identity is None and controller is None and info is None and not findings:
@@ -183,13 +184,18 @@ async def _check_bucket(config: Config, cluster_id: str, progress: Progress | No
         await store.close()
 
 
-async def _check_folder(data_dir: Path, folder: str, findings: list[WalFinding], progress: Progress | None) -> WalInfo:
-    """Check the WAL in one folder."""
+async def _check_folder(
+    data_dir: Path, folder: str, replica_set: int, findings: list[WalFinding], progress: Progress | None
+) -> WalInfo:
+    """Check the WAL in one folder, which is that of a replica set; -1: it is not known of which."""
     disk = FileDisk(data_dir / folder)
     try:
         report = await wal_tool.verify(disk, progress=progress)
         findings += [msgspec.structs.replace(one, file=f"{folder}/{one.file}") for one in report.findings]
-        await stored_wal_id(disk)
+        await (check_wal_set(disk, replica_set) if replica_set >= 0 else stored_wal_id(disk))
+    except ForeignWal as error:
+        where = f"{folder}/{ID_FILE}"
+        findings.append(WalFinding(kind="foreign", file=where, file_offset=-1, wal_offset=-1, message=error.message))
     except DamagedFile as error:
         what = f"{folder}/{ID_FILE}"
         findings.append(

@@ -10,7 +10,7 @@ the segments tells one's WAL from the other's: a directory that was put in anoth
 
 Invariant: the file is durable before the id is told to anybody.
 
-Entry: `read_wal_id`, `renew_wal_id`.
+Entry: `read_wal_id`, `renew_wal_id`; `check_wal_set` for those who only look.
 """
 
 from __future__ import annotations
@@ -60,14 +60,28 @@ async def read_wal_id(disk: Disk, rng: random.Random, replica_set: int) -> str:
         return await renew_wal_id(disk, rng, replica_set)
     if found.replica_set is None:
         await _name_set(disk, found.id, replica_set)
-    elif found.replica_set != replica_set:
+    _require_set(found, replica_set)
+    return found.id
+
+
+def _require_set(found: _IdFile, replica_set: int) -> None:
+    if found.replica_set not in (None, replica_set):
         raise ForeignWal(
             f"this directory has the WAL of replica set {found.replica_set}, not of {replica_set}: it was moved or"
             " copied",
             hint="put each WAL back into the directory of its set, with the broker stopped; delete one only if it is a"
             " copy",
         )
-    return found.id
+
+
+async def check_wal_set(disk: Disk, replica_set: int) -> None:
+    """Check, without changing anything, that the WAL on a disk is this set's as far as it tells.
+
+    Raises `DamagedFile`, `ForeignWal`, `OSError`.
+    """
+    found = await _load(disk)
+    if found is not None:
+        _require_set(found, replica_set)
 
 
 async def stored_wal_id(disk: Disk) -> str | None:

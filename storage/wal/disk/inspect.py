@@ -75,10 +75,11 @@ class WalInfo(msgspec.Struct, frozen=True, kw_only=True):
 class WalFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One finding of `verify`."""
 
-    kind: Literal["corrupt", "torn", "epochs", "missing", "lost", "leftover"]
+    kind: Literal["corrupt", "torn", "epochs", "foreign", "missing", "lost", "leftover"]
     """`corrupt`: durable bytes are damaged. `torn`: the log's last write did not complete; recovery cuts it.
-    `epochs`: the epoch file contradicts the records or is unreadable. `missing`: there is no epoch file. `lost`: an
-    acknowledged object of a log in the bucket is missing. `leftover`: something that recovery removes or ignores."""
+    `epochs`: the epoch file contradicts the records or is unreadable. `foreign`: the log is another replica set's than
+    its directory is for. `missing`: there is no epoch file. `lost`: an acknowledged object of a log in the bucket is
+    missing. `leftover`: something that recovery removes or ignores."""
     file: str
     """Name of the file, or key of the object."""
     file_offset: int
@@ -89,7 +90,7 @@ class WalFinding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_error(self) -> bool:
         """Return whether a broker would refuse to start because of it."""
-        return self.kind in ("corrupt", "epochs", "lost")
+        return self.kind in ("corrupt", "epochs", "foreign", "lost")
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
