@@ -368,7 +368,10 @@ class BlockReader:
         if wanted == 0:
             return
         reader.ahead_offset = start
-        found = self._look_up(stream_id, start, end, wanted)
+        try:
+            found = self._look_up(stream_id, start, end, wanted)
+        except CorruptData:
+            return  # the read that comes there says so
         self._fetch_ahead(reader, found.refs)
         self._index_ahead(stream_id, found.following)
         if found.unknown and sum(ref.entry.length for ref in found.refs) < wanted:

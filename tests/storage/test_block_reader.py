@@ -240,6 +240,35 @@ async def test_what_lies_before_damage_is_served_by_the_read_that_reaches_it(har
     await bucket.reader.close()
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+async def test_what_is_read_ahead_and_lacks_its_offsets_fails_no_read_before_it(is_cached: bool) -> None:
+    """The next object is not the one that the metadata mean: it was overwritten by another one of that id."""
+    bucket = Bucket()
+    await bucket.add({1: [16 * KIB] * 256}, seed=1)
+    end = bucket.end(1)
+    other = await bucket.add({2: [10] * 256})
+    (one,) = bucket.objects.slices[2]
+    bucket.objects.slices[1].append(ObjectSlice(other, 1, one.size, end, end + 512))
+    await bucket.read(2, 0, 10)  # its index is in the cache
+    if is_cached:
+        while await bucket.reader.gather([StreamRange(1, 0, end)], 64 << 20):
+            continue
+    found: list[StreamEntry] = []
+    while len(found) < 256:
+        at = 2 * len(found)
+        got = bucket.reader.read_cached(1, at, end + 512, 128 * KIB, is_urgent=True)
+        if got is None:
+            got = await bucket.read(1, at, 128 * KIB, end + 512)
+        found += [each._replace(payload=bytes(each.payload)) for each in got]
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert found == bucket.records[1]
+    with pytest.raises(CorruptData, match="block of stream 1"):
+        await bucket.read(1, end, 128 * KIB, end + 512)
+    assert bucket.reader.stats()["read_ahead_bytes"] == 0
+    await bucket.reader.close()
+
+
 async def test_a_bucket_that_does_not_answer_is_unavailable_and_later_it_works() -> None:
     bucket = Bucket()
     await bucket.add({1: [10 * KIB] * 20, 2: [10]})
