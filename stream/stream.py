@@ -28,6 +28,7 @@ class Stream:
     __slots__ = (
         "_manager",
         "_storage",
+        "_trimmed_to",
         "epoch",
         "is_opening",
         "is_released",
@@ -50,8 +51,8 @@ class Stream:
         self._manager = manager
         self.stream_id = stream_id
         self.epoch = epoch
-        self.start_offset = start_offset
-        """First offset kept."""
+        self.start_offset = self._trimmed_to = start_offset
+        """First offset kept. The other one is not larger: up to there the controller is known to have trimmed it."""
         self.next_offset = next_offset
         """Offset of the next append."""
         self.is_released = is_released
@@ -118,17 +119,21 @@ class Stream:
         await self._storage.confirm.wait(wal_end)
 
     async def trim(self, start_offset: int) -> None:
-        """Delete the records before `start_offset` (≤ next offset). Raises `Fenced`, `Unavailable`."""
+        """Delete the records before `start_offset` (≤ next offset). Raises `Fenced`, `Unavailable`: call it again.
+
+        The controller may do it, whatever becomes of its answer: the stream counts as trimmed from here on.
+        """
         assert start_offset <= self.next_offset
-        if start_offset <= self.start_offset:
+        if start_offset <= self._trimmed_to:
             return
         storage = self._storage
+        self.start_offset = max(self.start_offset, start_offset)
         await self._manager.trim_stream(
             storage.replica_set_id, storage.master_epoch, self.stream_id, self.epoch, start_offset
         )
-        if start_offset > self.start_offset:
-            self.start_offset = start_offset
-            self._storage.set_trimmed(self.stream_id, start_offset)
+        if start_offset > self._trimmed_to:
+            self._trimmed_to = start_offset
+            storage.set_trimmed(self.stream_id, start_offset)
 
     def drop(self) -> None:
         """Discard records that are not uploaded, because the stream was deleted."""
