@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tidelog.storage.cache.footprint import footprint, own
-from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog, UnconfirmedRecord
+from tidelog.storage.cache.log_cache import CacheEntry, Fate, LogCache, StreamLog, UnconfirmedRecord
 from tidelog.storage.records import StreamEntry
 from tidelog.storage.wal.base import WalRecord
 
@@ -170,12 +170,18 @@ class RecoveredRecords:
 
         Those that end after the WAL offset `confirm_offset` are noted as unconfirmed.
         Returns a description of a gap or an overlap, or an empty string. On an error its records stay, to be set aside.
+        So do those that are from before its release from a quarantine.
         """
         found = self._by_stream.pop(stream_log.stream_id, deque())
         current = [held for held in found if held.epoch >= stream_log.owner_since_epoch]
         if len(current) < len(found):
             fields = {"stream": stream_log.stream_id, "records": len(found) - len(current)}
             logger.info("ignoring records of an earlier ownership", extra=fields)
+        if released := _released_at(current, stream_log.end_offset):
+            apart = _set_apart(stream_log)
+            for held in current[:released]:
+                held.log = apart
+            del current[:released]
         for held in current:
             held.log = stream_log
         stream_log.unconfirmed = [
@@ -257,3 +263,25 @@ class RecoveredRecords:
         self._held.clear()
         self._by_stream.clear()
         return entries
+
+
+def _released_at(records: list[_Held], committed_end: int) -> int:
+    """Return how many records of a stream are from before its release from a quarantine; 0: it was not released.
+
+    Only a release lets a stream go on at its committed end, under a larger epoch, behind records that do not follow it.
+    """
+    if not records or records[0].record.base_offset == committed_end:
+        return 0
+    for at in range(len(records) - 1, 0, -1):
+        if records[at].record.base_offset == committed_end and records[at].epoch > records[at - 1].epoch:
+            return at
+    return 0
+
+
+def _set_apart(stream_log: StreamLog) -> StreamLog:
+    """Return a log for records that an operator has left behind: they are set aside, and the stream goes on."""
+    apart = StreamLog(stream_log.stream_id, stream_log.end_offset)
+    apart.fate, apart.is_noted = Fate.QUARANTINE, True
+    apart.reason = "they do not follow what was committed when the quarantine was released"
+    logger.warning("records from before a release from quarantine are set aside", extra={"stream": apart.stream_id})
+    return apart

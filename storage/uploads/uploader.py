@@ -352,9 +352,8 @@ class Uploader:
 
         The quarantine itself is made durable first: after the WAL is trimmed the next process could not detect it.
         """
-        stream_id, reason = part.log.stream_id, part.log.reason
-        await self._retry(lambda: self._note_quarantine(stream_id, reason), f"quarantine stream {stream_id}")
-        part.log.is_noted = True
+        stream_id = part.log.stream_id
+        await self._retry(lambda: self._note_quarantine(part.log), f"quarantine stream {stream_id}")
         for number, records in enumerate(_contiguous(part.records)):
             key = quarantine_key(self._cluster_id, stream_id, task.wal_start, number)
             plan = ObjectPlan(ObjectKind.STREAM, [StreamPart(part.log, records, part.size)])
@@ -365,11 +364,14 @@ class Uploader:
                 extra={"stream": stream_id, "key": key, "records": len(records), "reason": part.log.reason},
             )
 
-    async def _note_quarantine(self, stream_id: int, reason: str) -> None:
+    async def _note_quarantine(self, log: StreamLog) -> None:
+        if log.is_noted:
+            return  # an operator may have released the stream since
         try:
-            await self._objects.quarantine_stream(self._replica_set_id, self._master_epoch, stream_id, reason)
+            await self._objects.quarantine_stream(self._replica_set_id, self._master_epoch, log.stream_id, log.reason)
         except Fenced as error:  # the commit will be refused for the same reason, so nothing is trimmed
-            logger.warning("the quarantine was not recorded", extra={"stream": stream_id, "error": error})
+            logger.warning("the quarantine was not recorded", extra={"stream": log.stream_id, "error": error})
+        log.is_noted = True
 
     async def _retry(self, attempt: Callable[[], Coroutine[Any, Any, _T]], what: str) -> _T:
         """Retry until success: the WAL holds the data meanwhile, and producers get back-pressure in the end."""

@@ -225,6 +225,64 @@ async def test_a_stream_with_a_gap_is_quarantined_and_the_others_go_on() -> None
     await world.storage.close(upload=False)
 
 
+async def test_a_stream_that_is_released_while_the_rest_of_it_is_set_aside_stays_released() -> None:
+    """A bucket that is slow takes minutes for that, and an operator has seen the quarantine by then."""
+    world = World(size_bytes=150, max_in_flight=1)
+    await world.boot([1, 2])
+    world.objects.ends[2] = 77
+    for _ in range(10):
+        world.append(1, bytes(50))
+        world.append(2, bytes(50))
+    await settle(world)
+    uploading = asyncio.create_task(world.storage.upload_now())
+    await until(lambda: 2 in world.objects.quarantines and bool(world.objects.commits))
+    assert world.objects.committed_wal_offset(1) < world.wal.end_offset // 2
+    del world.objects.quarantines[2]
+    assert world.open(2) == 77
+    world.append(2, b"written after the release")
+    await uploading
+    await settle(world)
+    await world.storage.upload_now()
+    assert world.objects.quarantines == {} and world.objects.ends[2] == 78
+    assert (await world.storage.read(2, 77, 78, 100))[0].payload == b"written after the release"
+    kept = [info.key async for info in world.store.list(f"{CLUSTER}/quarantine/")]
+    assert sum([(await inspect_object(world.store, key)).records for key in kept]) == 10
+    await world.storage.close(upload=False)
+
+
+async def test_what_was_written_after_a_release_outlives_the_process_beside_what_is_not_set_aside_yet() -> None:
+    world = World(size_bytes=150, max_in_flight=1)
+    await world.boot([1, 2])
+    world.objects.ends[2] = 77
+    for _ in range(10):
+        world.append(1, bytes(50))
+        world.append(2, bytes(50))
+    await settle(world)
+    uploading = asyncio.create_task(world.storage.upload_now())
+    await until(lambda: 2 in world.objects.quarantines and bool(world.objects.commits))
+    world.store.gate = asyncio.Event()  # the bucket takes nothing more
+    del world.objects.quarantines[2]
+    world.stream_epoch += 1  # the partition has a new leader epoch with its release
+    assert world.open(2) == 77
+    for number in range(3):
+        world.append(2, b"after %d" % number)
+    await settle(world)
+    await world.crash()
+    await asyncio.gather(uploading, return_exceptions=True)
+    world.store.gate = None
+    await world.boot([1, 2])
+    assert world.next_offset(2) == 80 and world.quarantined[1:] == []
+    world.append(2, b"after 3")
+    await settle(world)
+    await world.storage.upload_now()
+    assert world.objects.quarantines == {} and world.objects.ends[2] == 81
+    records = await world.storage.read(2, 77, 81, 1000)
+    assert [bytes(one.payload) for one in records] == [b"after %d" % number for number in range(4)]
+    kept = [info.key async for info in world.store.list(f"{CLUSTER}/quarantine/")]
+    assert sum([(await inspect_object(world.store, key)).records for key in kept]) == 10
+    await world.storage.close(upload=False)
+
+
 async def test_a_gap_in_the_wal_stops_everything() -> None:
     world = World()
     await world.boot([1])
