@@ -1,7 +1,7 @@
 """Asks coordinators whether partitions belong to a transaction, or adds them: for Produce and TxnOffsetCommit.
 
-The question goes to the broker that leads the id's state partition, which may be this one. Invariant: it is answered
-with a code for every partition, whatever fails.
+The question goes to the broker that leads the id's state partition, which may be this one. It has the ids of the
+topics, as this broker knows them. Invariant: it is answered with a code for every partition, whatever fails.
 
 Entry: `TxnAdmission.admit`.
 """
@@ -45,7 +45,8 @@ class TxnAdmission:
 
         `add`: partitions that are not are added to it, and a transaction is begun if none is open (KIP-890).
         """
-        params = AdmitParams(transactional_id, producer_id, producer_epoch, list(partitions), add)
+        ids = {topic: self._coordinator.topic_id(topic) for topic, _ in partitions}
+        params = AdmitParams(transactional_id, producer_id, producer_epoch, list(partitions), add, ids)
         try:
             async with asyncio.timeout(timeout_s):
                 codes = await self._ask(params, timeout_s)

@@ -40,6 +40,8 @@ class AdmitParams(msgspec.Struct, frozen=True, array_like=True):
     partitions: list[TopicPartition]
     add: bool
     """Add them to the transaction (KIP-890, Produce v12+); else they are only looked up."""
+    topic_ids: dict[str, bytes] = {}
+    """Of the topics that who asks has under these names; brokers of older versions tell none."""
 
 
 class MarkerParams(msgspec.Struct, frozen=True, array_like=True):

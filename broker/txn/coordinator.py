@@ -10,7 +10,8 @@ A request for a partition that this broker does not serve raises `NotCoordinator
 
 Invariants: an id answers and sends markers only while its shard is active; a change whose outcome is unknown unloads
 its shard, so the record is read again before anything follows from it; a partition is in a transaction only if this
-broker's metadata had its topic (the sender of markers relies on that).
+broker's metadata had its topic, and has records of it only if that was the topic they are in (the sender of markers
+relies on that).
 
 Entry: `TxnCoordinator`.
 """
@@ -277,9 +278,16 @@ class TxnCoordinator:
         )
 
     async def admit(self, params: AdmitParams) -> list[int]:
-        """Whether partitions are in a transaction, or add them: an error code for each, in order."""
+        """Whether partitions are in a transaction, or add them: an error code for each, in order.
+
+        Raises `CoordinatorNotAvailable` where a topic was deleted and created again, and one of the two brokers has not
+        heard of that: the coordinator would take the deletion for one of the topic that is written to.
+        """
         producer = ProducerPair(params.producer_id, params.producer_epoch)
         shard = await self._shard(params.transactional_id)
+        for topic, topic_id in params.topic_ids.items():
+            if self.topic_id(topic) != topic_id:
+                raise CoordinatorNotAvailable(f"the coordinator's metadata have another topic {topic}, or none")
         one = shard.store.ids.get(params.transactional_id)
         if one is None:
             return [TxnError.INVALID_PRODUCER_ID_MAPPING] * len(params.partitions)
@@ -288,6 +296,11 @@ class TxnCoordinator:
             return [found[each] for each in params.partitions]
         error = await self.add_partitions(params.transactional_id, producer, params.partitions, ADD_VERSION)
         return [error] * len(params.partitions)
+
+    def topic_id(self, name: str) -> bytes:
+        """The id of the topic that this broker's metadata have under a name; empty if there is none."""
+        record = self._controller.image.topic(name)
+        return record.id if record is not None else b""
 
     def knows(self, partition: TopicPartition) -> bool:
         """Whether this broker's metadata have a partition."""

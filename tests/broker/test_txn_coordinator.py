@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.group_world import NODE, FakeController, FakeLog, FakePartitions, FakeStorage, check_passed
@@ -14,7 +15,7 @@ from tidelog.broker.coordinators.errors import CoordinatorLoading, CoordinatorNo
 from tidelog.broker.coordinators.topic import TRANSACTION_TOPIC
 from tidelog.broker.settings import GroupSettings
 from tidelog.broker.txn.admission import TxnAdmission
-from tidelog.broker.txn.calls import AdmitParams, MarkerParams
+from tidelog.broker.txn.calls import ADMIT, AdmitParams, MarkerParams, read_admit
 from tidelog.broker.txn.coordinator import InvalidTransactionalId, TxnCoordinator
 from tidelog.broker.txn.errors import TxnError
 from tidelog.broker.txn.markers import MarkerSender
@@ -52,10 +53,14 @@ class TxnWorld:
         self.partitions.logs[0] = FakeLog(0, self.storage, topic=TRANSACTION_TOPIC)
         self.coordinator = self._begin()
 
-    def _begin(self) -> TxnCoordinator:
+    def other_broker(self, controller: Any) -> TxnCoordinator:
+        """The coordinator of another broker, which leads nothing, with metadata of its own."""
+        return self._begin(controller)
+
+    def _begin(self, other: Any = None) -> TxnCoordinator:
         self.seed += 1
         clock, rng = LoopClock(), random.Random(self.seed)
-        controller: Any = self.controller
+        controller: Any = other or self.controller
         partitions: Any = self.partitions
         sender = MarkerSender(
             node_id=NODE,
@@ -334,6 +339,40 @@ async def test_brokers_ask_for_partitions_or_add_them() -> None:
         assert await ask(DATA, add=True, name="no such id") == dict.fromkeys(DATA, TxnError.INVALID_PRODUCER_ID_MAPPING)
         world.controller.give_all_to(2)
         assert await ask(DATA, add=False) == dict.fromkeys(DATA, TxnError.COORDINATOR_NOT_AVAILABLE)
+
+
+async def test_the_topic_of_a_question_must_be_the_one_that_the_coordinator_has_under_its_name() -> None:
+    """Where it was deleted and created again, and the coordinator was behind, that heard of the deletion after the
+    end, and took it for one of the topic with the records: these got no marker, or that of the next transaction."""
+    async with TxnWorld() as world:
+        producer = await world.producer()
+        ahead = FakeController()
+        ahead.add_topic("another", 1)
+        ahead.add_topic(TRANSACTION_TOPIC, 1)
+        again = ahead.add_topic("data", 2)
+        assert again.id != world.data.id
+
+        class Calls:
+            async def call(self, broker_id: int, method: str, params: Any, timeout_s: float) -> Any:
+                assert (broker_id, method) == (NODE, ADMIT)
+                codes = await world.coordinator.admit(read_admit(msgspec.Raw(msgspec.msgpack.encode(params))))
+                return msgspec.Raw(msgspec.msgpack.encode(codes))
+
+        admission = TxnAdmission(2, world.other_broker(ahead), Calls())
+
+        async def ask(*, add: bool) -> dict[Any, int]:
+            return await admission.admit("tx", *producer, DATA, add=add, timeout_s=5.0)
+
+        assert await ask(add=True) == dict.fromkeys(DATA, TxnError.COORDINATOR_NOT_AVAILABLE)
+        assert await world.coordinator.add_partitions("tx", producer, DATA, 0) is TxnError.NONE  # as its client asked
+        assert await ask(add=False) == dict.fromkeys(DATA, TxnError.COORDINATOR_NOT_AVAILABLE)
+        world.controller.delete_topic(world.data)
+        assert await ask(add=False) == dict.fromkeys(DATA, TxnError.COORDINATOR_NOT_AVAILABLE)
+        world.controller.add_again(again)
+        assert await ask(add=False) == dict.fromkeys(DATA, TxnError.NONE)
+        assert (await world.coordinator.end("tx", producer, commit=True, version=0)).error is TxnError.NONE
+        await world.until("CompleteCommit")
+        assert {each for marker in world.markers for each in marker.partitions} == set(DATA)
 
 
 async def test_a_full_wal_delays_a_change_and_loses_none() -> None:

@@ -299,11 +299,15 @@ class FakeController:
     def add_topic(self, name: str, partitions: int) -> TopicRecord:
         self._next_id += 1
         topic = TopicRecord(self._next_id.to_bytes(16), name, partitions, {}, name.startswith("__"), 0)
+        return self.add_again(topic)
+
+    def add_again(self, topic: TopicRecord) -> TopicRecord:
+        """A topic that another controller has."""
         self.apply(
             RowChange("topics", topic.id, topic),
             *(
                 RowChange("partitions", (topic.id, index), PartitionRecord(topic.id, index, NODE, 0, index * 4))
-                for index in range(partitions)
+                for index in range(topic.partitions)
             ),
         )
         return topic
