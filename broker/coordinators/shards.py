@@ -219,11 +219,19 @@ class ShardTable(Generic[S]):
         """Create a shard that replaces an older one; None if the same or a newer one exists."""
         index = partition_log.partition
         known = self._shards.get(index)
-        if known is not None and (known.log is partition_log or known.log.leader_epoch > partition_log.leader_epoch):
+        if known is not None and (known.log is partition_log or self._is_newer(known.log, partition_log)):
             return None
         self.unload(index)
         shard = self._shards[index] = Shard(partition_log, self._owner.new_store(), since_s=self._clock.monotonic())
         return shard
+
+    def _is_newer(self, one: PartitionLog, other: PartitionLog) -> bool:
+        """Whether `one` counts, and not `other`: one of a deleted topic may be open for a while, beside that of a topic
+        that was created again, whose leader epochs begin anew."""
+        if one.topic_id == other.topic_id:
+            return one.leader_epoch > other.leader_epoch
+        record = self._controller.image.topic(self._topic)
+        return record is None or record.id != other.topic_id
 
     async def _load(self, shard: Shard[S]) -> None:
         size_bytes = await self._read(shard)

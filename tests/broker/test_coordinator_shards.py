@@ -128,6 +128,33 @@ async def test_what_was_written_is_there_when_another_table_loads_it() -> None:
         assert world.take() == [("activated", 1, {b"k": b"2"})]
 
 
+@pytest.mark.parametrize("is_old_late", [False, True])
+@pytest.mark.parametrize("old_epoch", [1, 7])
+async def test_a_topic_that_is_created_again_is_served_whatever_its_leader_epoch(
+    old_epoch: int, is_old_late: bool
+) -> None:
+    """A partition that is being moved or opened closes some time after its topic was deleted."""
+    async with StateWorld() as world:
+        old = world.controller.add_topic(TRANSACTION_TOPIC, 3)
+        before = FakeLog(2, world.storage, old_epoch, TRANSACTION_TOPIC)
+        before.topic_id = old.id
+        if not is_old_late:
+            world.partitions.open(before)
+        world.controller.delete_topic(old)
+        after = FakeLog(2, world.storage, 3, TRANSACTION_TOPIC)
+        after.topic_id = world.controller.add_topic(TRANSACTION_TOPIC, 3).id
+        world.partitions.open(after)
+        if is_old_late:
+            world.partitions.open(before)
+            world.partitions.logs[2] = after
+        world.partitions.tell_closed(before)
+        async with asyncio.timeout(10):
+            await world.table.wait_until_loaded(2)
+        served: Any = world.table.get(2).log
+        assert served is after
+        assert await world.put(2, b"k", b"1") is WriteError.NONE
+
+
 async def moved(world: StateWorld, note: bytes, *errors: TidelogError) -> FakeLog:
     """The partition's log at its next leader, loaded."""
     log = world.partitions.logs.get(1) or world.log(1)

@@ -77,6 +77,7 @@ class FakeLog:
 
     def __init__(self, partition: int, storage: FakeStorage, leader_epoch: int = 1, topic: str = OFFSETS_TOPIC) -> None:
         self.topic = topic
+        self.topic_id = b""
         self.partition = partition
         self.leader_epoch = leader_epoch
         self.log_start_offset = 0
