@@ -84,8 +84,8 @@ class Admission:
     def note_refused(self) -> None:
         """Note that a batch may have been refused that its producer sends again.
 
-        That is so at the opening, for the time before it, and whenever there was no room for a batch, or too few
-        replicas were in sync.
+        That is so at the opening, for the time before it, and whenever there was no room for a batch, too few replicas
+        were in sync, or its transaction's coordinator was away.
         """
         self._refused_at, self._refused_end = self._clock.monotonic(), self._state.data.next_offset
 
@@ -94,12 +94,20 @@ class Admission:
 
         Raises `InvalidProducerEpoch`, `OutOfOrderSequence`, `EarlierBatchMissing`, `InvalidTxnState`.
         """
+        producers = self._state.producers
         try:
-            return self._state.producers.check(header)
+            original = producers.check(header)
         except OutOfOrderSequence as error:
             if self._follows_a_refused_batch(header):
                 raise EarlierBatchMissing(f"the batch before it is missing: {error.message}") from error
             raise
+        is_unknown = header.base_sequence > 0 and producers.get(header.producer_id) is None
+        if is_unknown and self._follows_a_refused_batch(header):
+            raise EarlierBatchMissing(
+                f"producer {header.producer_id}, which is not known here, sent sequence {header.base_sequence}, and may"
+                " have sent others before"
+            )
+        return original
 
     def _follows_a_refused_batch(self, header: BatchHeader) -> bool:
         """Return whether a batch out of order was sent before its producer learned that one before it was refused.
@@ -109,6 +117,10 @@ class Admission:
         answers OUT_OF_ORDER_SEQUENCE_NUMBER then. librdkafka takes that for a loss and begins a new producer epoch,
         under which it sends again whatever it has no answer for, on other partitions, too: records were doubled by
         that.
+
+        Of a producer that is not known here nothing is out of order. But if its second batch is taken and its first
+        one was refused, librdkafka takes the first one for written, and reports success. So that waits, too; a producer
+        that goes on here and is forgotten, which is rare, is kept waiting for that time.
         """
         if self._clock.monotonic() - self._refused_at > EARLIER_BATCH_S:
             return False

@@ -27,7 +27,7 @@ class OutOfOrderSequence(InvalidInput):
 
 
 class EarlierBatchMissing(Unavailable):
-    """A batch was refused because one before it was, while the partition came here: the producer sends both again.
+    """A batch was refused because one before it was, or may have been: the producer sends both again.
 
     Kafka: NOT_LEADER_OR_FOLLOWER (6), as for the batch before it.
     """

@@ -631,6 +631,11 @@ class PartitionLog:
             self._admission.note_refused()
             raise
 
+    def note_refused(self) -> None:
+        """Note that a batch was refused for another reason than its own, and will be sent again: one that its producer
+        has sent behind it must not be taken first. `append` and `check_writable` do it themselves."""
+        self._admission.note_refused()
+
     def when_acked(
         self, wal_end: int, callback: Callable[[], None], failed: Callable[[Exception], None] | None = None
     ) -> None:

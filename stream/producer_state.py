@@ -4,7 +4,8 @@ Sans-I/O: `check` before an append, `append` after it, `replay` in recovery. Rul
 - The last five batches of a producer, in its current epoch, are kept. A batch with the first and last sequence of a
   kept one is a duplicate and gets the original offset.
 - A smaller producer epoch is refused; a larger one must start at sequence 0. Sequences wrap from 2³¹−1 to 0.
-- An unknown producer (new, or expired) may start at any sequence.
+- An unknown producer (new, or expired) may start at any sequence, but not where batches before that may have been
+  refused (`sends_ahead`).
 - A transactional batch is undecided until a marker of its producer. The first undecided offset bounds the last stable
   offset; a marker takes effect only when it is confirmed.
 - The first batch of a transaction needs the coordinator's word, which may come late. A guard is made before the
@@ -256,11 +257,13 @@ class ProducerStates:
     def sends_ahead(self, header: BatchHeader, since_offset: int) -> bool:
         """Whether a batch out of order may follow others that its producer has sent and that are not in the log.
 
-        So it begins after its producer's last sequence, or under a newer epoch, and its producer is known and has
-        appended nothing at `since_offset` or after it.
+        So it begins after its producer's last sequence, or under a newer epoch, and its producer has appended nothing
+        at `since_offset` or after it. One that is not known has appended nothing, and begins with 0.
         """
         state = self._states.get(header.producer_id)
-        if state is None or (state.batches and state.batches[-1].last_offset >= since_offset):
+        if state is None:
+            return header.base_sequence > 0
+        if state.batches and state.batches[-1].last_offset >= since_offset:
             return False
         if header.producer_epoch > state.epoch:
             return True

@@ -20,6 +20,7 @@ from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.settings import CacheSettings, UploadSettings
+from tidelog.stream.admission import EARLIER_BATCH_S
 
 PRODUCE = 0
 VERSIONS = range(3, 14)
@@ -398,6 +399,21 @@ async def test_what_is_not_checked_in_time_is_a_storage_error() -> None:
         codes = [outcome(response, 0, index).error_code for index in range(3)]
         assert codes[1:] == [56, 56] and "too long to check" in outcome(response, 0, 2).error_message
         assert world.log("t", 2).log_end_offset == 0
+
+
+async def test_what_was_not_tried_in_time_is_not_overtaken_by_the_batch_behind_it() -> None:
+    def idempotent(sequence: int) -> bytes:
+        return batch(b"v", producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+    async with KafkaWorld(clock=SlowChecks()) as world, world.client() as client:
+        await world.topic("t", 2)
+        for _ in range(int(EARLIER_BATCH_S) + 1):
+            assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}})).error_code == 0
+        sent: dict[int, bytes | None] = {0: batch(b"a"), 1: idempotent(0)}
+        assert outcome(await produce(client, 9, {"t": sent}, timeout=1), 0, 1).error_code == 56
+        assert outcome(await produce(client, 9, {"t": {1: idempotent(1)}})).error_code == 6
+        for sequence in (0, 1):
+            assert outcome(await produce(client, 9, {"t": {1: idempotent(sequence)}})).base_offset == sequence
 
 
 async def test_produced_records_are_counted() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from tests.broker.test_handlers_produce import outcome, produce, produce_request
+from tests.broker.test_slow_stages import LeapingClock
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tests.support.scripted_transactions import Question
 from tidelog.broker.kafka.handlers.produce_transactions import produce_error
 from tidelog.broker.kafka.services import NoCoordinators
 from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
 from tidelog.runtime.errors import Overloaded
+from tidelog.stream.admission import EARLIER_BATCH_S
 
 VERIFIES, ADDS = 11, 12
 PID = 7
@@ -282,10 +284,38 @@ async def test_a_batch_that_would_be_refused_anyway_adds_nothing_to_a_transactio
         assert world.transactions.questions == []
 
 
+@pytest.mark.parametrize("version", [VERIFIES, ADDS])
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("coordinators", [15, 51])
+async def test_a_batch_whose_coordinator_was_away_is_not_overtaken(
+    version: int, is_known: bool, coordinators: int
+) -> None:
+    """Were the second batch taken, librdkafka would take the first one for written; or the second for a loss."""
+    clock = LeapingClock()
+    async with KafkaWorld(clock=clock) as world, world.client() as client:
+        await world.topic("t")
+        if is_known:
+            assert codes(await produce(client, version, {"t": {0: transactional()}}, transactional_id="tx")) == [0]
+            world.log("t").write_marker(PID, 0, commit=True, coordinator_epoch=1, transaction_version=1)
+        clock.leapt_s += EARLIER_BATCH_S + 1
+        world.transactions.script = [coordinators] * (1 if version < ADDS else 50)
+        refused = codes(
+            await produce(client, version, {"t": {0: transactional(is_known)}}, transactional_id="tx", timeout=1_000)
+        )
+        assert refused == [19 if (coordinators, version) != (51, ADDS) else 51]
+        world.transactions.script.clear()
+        for sequence, code in ((is_known + 1, 6), (is_known, 0), (is_known + 1, 0)):
+            sent: dict[int, bytes | None] = {0: transactional(sequence)}
+            assert codes(await produce(client, version, {"t": sent}, transactional_id="tx")) == [code]
+
+
 @pytest.mark.parametrize(("version", "code"), [(VERIFIES, 0), (ADDS, 45)])
 async def test_a_producer_that_is_new_here_starts_at_zero_from_version_12_on(version: int, code: int) -> None:
-    async with KafkaWorld() as world, world.client() as client:
+    clock = LeapingClock()
+    async with KafkaWorld(clock=clock) as world, world.client() as client:
         await world.topic("t")
+        assert codes(await produce(client, version, {"t": {0: transactional(5)}}, transactional_id="tx")) == [6]
+        clock.leapt_s += EARLIER_BATCH_S + 1
         assert codes(await produce(client, version, {"t": {0: transactional(5)}}, transactional_id="tx")) == [code]
 
 

@@ -21,6 +21,8 @@ from kafka.net.transport import KafkaTCPTransport
 from tests.support.clients import place_of, value_of
 from tests.support.kafka_python import ClosingSelector
 from tests.support.kafka_world import KafkaWorld
+from tidelog.broker.replication.inputs import NotEnoughReplicas
+from tidelog.stream.partition_log import PartitionLog
 
 COUNT = 300
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -69,6 +71,37 @@ async def test_confluent_kafka(codec: str, idempotent: bool) -> None:
         consumer.close()
         assert sorted(got) == expected()
 
+    async with serving() as bootstrap:
+        await asyncio.to_thread(work, bootstrap)
+
+
+async def test_confluent_kafka_hears_of_no_success_of_a_first_batch_that_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes a batch for written when one that it has sent behind it is: so that one is not taken first."""
+    asked = 0
+
+    def too_few_once(log: PartitionLog) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise NotEnoughReplicas("1 replica is in sync")
+
+    def work(bootstrap: str) -> None:
+        told: dict[Any, Any] = {}
+        one_each = {"linger.ms": 0, "batch.num.messages": 1, "enable.idempotence": True}
+        producer = Producer({"bootstrap.servers": bootstrap, **one_each})
+        values = [b"%d" % number for number in range(8)]
+        for value in values:
+            producer.produce("t", value, partition=0, on_delivery=lambda e, message: told.update({message.value(): e}))
+        assert producer.flush(20) == 0 and told == dict.fromkeys(values)
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False})
+        consumer.assign([TopicPartition("t", 0, 0)])
+        got = [value_of(message) for message in consumer.consume(len(values), 10)]
+        consumer.close()
+        assert got == values
+
+    monkeypatch.setattr(PartitionLog, "check_writable", too_few_once)
     async with serving() as bootstrap:
         await asyncio.to_thread(work, bootstrap)
 

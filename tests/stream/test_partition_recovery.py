@@ -18,6 +18,7 @@ from tests.support.guarded import append_guarded
 from tidelog.batch.batch import Record, build_batch, iter_records
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.records import StreamEntry
+from tidelog.stream.admission import EARLIER_BATCH_S
 from tidelog.stream.errors import EarlierBatchMissing
 from tidelog.stream.log_cleaning import CLEANING, Cleaned
 from tidelog.stream.log_config import LogConfig
@@ -25,6 +26,8 @@ from tidelog.stream.partition_log import PartitionLog
 from tidelog.stream.partition_state import CHECKPOINT, CLEAN, EPOCHS, PRODUCERS, START
 
 NOW = 1_700_000_000_000
+WAITING_MS = int(EARLIER_BATCH_S * 1000) + 1
+"""So long a producer that a log has forgotten is kept waiting after it was opened."""
 SMALL = LogConfig(segment_bytes=1500, checkpoint_bytes=700, index_interval_bytes=150, retention_ms=-1)
 
 
@@ -444,6 +447,7 @@ async def test_a_partition_goes_on_where_its_released_data_ends(end: int, clean:
     log = await Process(world, clock).open(SMALL)
     assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, end, end)
     await timestamps_are_found(log)
+    clock.now_ms += WAITING_MS
     for n in range(end, 60):
         assert log.append(batch(n, pid=10)).base_offset == n
     segments = log.state.segments
@@ -468,6 +472,7 @@ async def test_what_is_written_after_a_release_is_not_taken_for_compacted(end: i
     for _ in range(2):
         log = await Process(world, clock).open(SMALL)
         assert log.cleaning.last() == Cleaned(1, min(40, end), NOW)
+    clock.now_ms += WAITING_MS
     assert log.append(batch(60, pid=10)).base_offset == end
 
 
@@ -489,6 +494,7 @@ async def test_released_meta_and_time_streams_lose_no_data(stream: int, end: int
     log = await Process(world, clock).open(SMALL)
     assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, 60, 60)
     await timestamps_are_found(log)
+    clock.now_ms += WAITING_MS
     for n in range(60, 90):
         log.append(batch(n, pid=10))
     await timestamps_are_found(log)

@@ -11,6 +11,7 @@ import pytest
 from tests.stream.test_partition_log import NOW, Bench, batch, idempotent, sync, values
 from tests.support.fake_storage import DATA, META, TIME, HeldRead
 from tidelog.runtime.errors import Closed
+from tidelog.stream.admission import EARLIER_BATCH_S
 from tidelog.stream.errors import OffsetOutOfRange
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_log import PartitionLog
@@ -163,6 +164,7 @@ async def test_retention_by_size_and_time_drops_segments_and_their_index() -> No
 async def test_expired_producers_are_forgotten_by_housekeeping() -> None:
     bench = Bench(LogConfig(producer_id_expiration_ms=1000, retention_ms=-1))
     log = await bench.open()
+    bench.clock.now_ms += int(EARLIER_BATCH_S * 1000)
     log.append(idempotent(0))
     assert [producer.producer_id for producer in log.producers()] == [9]
     bench.clock.now_ms += 1000

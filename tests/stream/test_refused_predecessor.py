@@ -112,3 +112,31 @@ def test_a_gap_is_a_loss_once_the_producer_has_written_here_or_time_has_passed()
             log.append(batch(4))
 
     asyncio.run(scenario())
+
+
+def test_the_second_batch_of_a_producer_that_is_new_here_waits_for_its_first() -> None:
+    """Were it taken, librdkafka would take the first one for written, and report success."""
+
+    async def scenario() -> None:
+        clock, world = FakeClock(NOW), FakeWorld()
+        process = Process(world, clock)
+        log = await process.open(LogConfig())
+        with pytest.raises(EarlierBatchMissing):
+            log.append(batch(1))  # 0 came before the log was open
+        log.append(batch(0))
+        log.append(batch(1))
+        clock.now_ms += int(EARLIER_BATCH_S * 1000) + 1
+        log.append(batch(7, pid=10))  # one that was forgotten
+        process.storage.refusals.append(WalFull("full"))
+        with pytest.raises(WalFull):
+            log.append(batch(0, pid=11))
+        with pytest.raises(EarlierBatchMissing):
+            log.append(batch(1, pid=11))
+        log.append(batch(0, pid=11))
+        log.append(batch(1, pid=11))
+        clock.now_ms += int(EARLIER_BATCH_S * 1000) + 1
+        log.note_refused()
+        with pytest.raises(EarlierBatchMissing):
+            log.append(batch(1, pid=12))
+
+    asyncio.run(scenario())

@@ -11,7 +11,9 @@ from tests.support.guarded import append_guarded
 from tidelog.batch.batch import Record, build_batch, control_epoch, control_type, iter_records, parse_header
 from tidelog.runtime.errors import Closed, Overloaded, Unavailable
 from tidelog.stream import txn_index
+from tidelog.stream.admission import EARLIER_BATCH_S
 from tidelog.stream.errors import (
+    EarlierBatchMissing,
     FencedCoordinator,
     InvalidProducerEpoch,
     OutOfOrderSequence,
@@ -102,8 +104,12 @@ async def test_a_guard_of_the_log_before_a_move_is_not_good_after_it() -> None:
 
 
 async def test_a_new_producer_starts_at_zero_where_the_request_asks_for_it() -> None:
-    log = await Bench().open()
+    bench = Bench()
+    log = await bench.open()
     guard = log.begin_verification(7, 0)
+    with pytest.raises(EarlierBatchMissing):
+        log.append(batch(3, pid=7), guard=guard, from_zero=True)
+    bench.clock.now_ms += int(EARLIER_BATCH_S * 1000) + 1
     with pytest.raises(OutOfOrderSequence):
         log.append(batch(3, pid=7), guard=guard, from_zero=True)
     assert log.append(batch(3, pid=7), guard=guard).base_offset == 0

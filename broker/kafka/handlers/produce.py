@@ -27,6 +27,7 @@ Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSI
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -181,6 +182,16 @@ class _Produce:
         self._failed = self._failed or bool(rest)
         self._deferred = []
         self._next = len(self._steps)
+
+    def _note_refused(self) -> None:
+        """Tell the logs of all partitions not tried yet that their batches are refused now, and sent again."""
+        partitions, by_id = self.services.partitions, self.api_version >= _FIRST_WITH_TOPIC_ID
+        for topic, data, _ in [*self._deferred, *self._steps[self._next :]]:
+            with contextlib.suppress(TidelogError):  # who opens it, here or elsewhere, takes that for granted
+                if by_id:
+                    partitions.get_by_id(topic.topic_id, data.index).note_refused()
+                else:
+                    partitions.get(topic.name, data.index).note_refused()
 
     def append(self) -> bool:
         """Append the pending batches, in order. False if some must wait: call again after `_may_go_on`.
@@ -457,6 +468,7 @@ class _Produce:
                         await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._may_go_on()
         except TimeoutError:
+            self._note_refused()
             if self._is_asking:
                 self.fail_rest(NOT_ENOUGH_REPLICAS, "the transaction's coordinator has not answered: retry")
             if self._opening is not None:
@@ -465,6 +477,7 @@ class _Produce:
                 self.fail_rest(KAFKA_STORAGE_ERROR, "the batches of the request take too long to check: retry")
             self.fail_rest(KAFKA_STORAGE_ERROR, "the write-ahead log is at its bound: retry")
         except TidelogError as error:
+            self._note_refused()
             self.fail_rest(produce_code(error), str(error))
         self._appended_at = services.clock.monotonic()
         self._checking_later_s = self._checking_s - checking_s

@@ -37,7 +37,7 @@ from tidelog.broker.kafka.errors import (
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.kafka.wire.produce import ProduceRequest
 from tidelog.runtime.errors import Closed
-from tidelog.stream.errors import InvalidProducerEpoch, TransactionNotVerified
+from tidelog.stream.errors import InvalidProducerEpoch, TransactionNotVerified, VerificationLapsed
 from tidelog.stream.partition_log import AppendResult, PartitionLog
 from tidelog.stream.producer_state import VerificationGuard
 
@@ -58,6 +58,9 @@ _PRODUCER_AT = 43
 _COORDINATOR_IS_AWAY = frozenset(
     {NETWORK_EXCEPTION, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR}
 )
+
+_SENT_AGAIN = frozenset({NOT_ENOUGH_REPLICAS, CONCURRENT_TRANSACTIONS})
+"""What producers are told where they send a batch again."""
 
 
 def produce_error(code: int, version: int) -> int:
@@ -135,9 +138,14 @@ class TransactionalBatches:
             raise MustAsk
         if answer.code:
             code = produce_error(answer.code, self._version)
+            if code in _SENT_AGAIN:
+                log.note_refused()
             raise NotAdmitted(code, f"the coordinator of {self._transactional_id!r} answered with error {answer.code}")
         try:
             return log.append(records, guard=answer.guard, from_zero=self._adds)
+        except VerificationLapsed:
+            log.note_refused()
+            raise
         except TransactionNotVerified as error:
             raise NotAdmitted(produce_error(error.kafka_code, self._version), str(error)) from error
 
