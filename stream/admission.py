@@ -85,7 +85,7 @@ class Admission:
         """Note that a batch may have been refused that its producer sends again.
 
         That is so at the opening, for the time before it, and whenever there was no room for a batch, too few replicas
-        were in sync, or its transaction's coordinator was away.
+        were in sync, its transaction's coordinator was away, or it came damaged.
         """
         self._refused_at, self._refused_end = self._clock.monotonic(), self._state.data.next_offset
 

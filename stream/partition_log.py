@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from tidelog.batch.batch import (
     BatchHeader,
     ControlType,
+    CorruptRecord,
     build_control_batch,
     check_batch,
     control_epoch,
@@ -460,23 +461,23 @@ class PartitionLog:
         self._require_open()
         if acks_leader_epoch is not None and acks_leader_epoch != self.leader_epoch:
             self._refuse_epoch(acks_leader_epoch)
-        header = check_batch(records, limit_bytes=self._config.max_message_bytes)
-        if header.producer_id >= 0:
-            original = self._admission.original_of(header)
-            if original is not None:
-                return self._duplicate(original)
-            if header.attributes & _TRANSACTIONAL:
-                self._state.producers.require_verified(header, guard)
-                if from_zero:
-                    self._state.producers.require_first_sequence(header)
-        now_ms = self._clock.time_ms()
-        is_measured = len(records) >= MEASURED_BYTES
-        records, header = self._admission.prepare(records, header, now_ms)
-        checked_at = self._clock.monotonic() if is_measured else 0.0
         try:
+            header = check_batch(records, limit_bytes=self._config.max_message_bytes)
+            if header.producer_id >= 0:
+                original = self._admission.original_of(header)
+                if original is not None:
+                    return self._duplicate(original)
+                if header.attributes & _TRANSACTIONAL:
+                    self._state.producers.require_verified(header, guard)
+                    if from_zero:
+                        self._state.producers.require_first_sequence(header)
+            now_ms = self._clock.time_ms()
+            is_measured = len(records) >= MEASURED_BYTES
+            records, header = self._admission.prepare(records, header, now_ms)
+            checked_at = self._clock.monotonic() if is_measured else 0.0
             result = self._append(records, header, now_ms, None if self._log_append_time else header.crc)
             return result._replace(checked_at=checked_at) if is_measured else result
-        except Overloaded:
+        except (Overloaded, CorruptRecord):  # producers send it again
             self._admission.note_refused()
             raise
 

@@ -275,13 +275,17 @@ async def test_two_producers_in_one_request_are_refused() -> None:
 
 
 async def test_a_batch_that_would_be_refused_anyway_adds_nothing_to_a_transaction() -> None:
-    async with KafkaWorld() as world, world.client() as client:
+    clock = LeapingClock()
+    async with KafkaWorld(clock=clock) as world, world.client() as client:
         await world.topic("t", max_message_bytes="1000")
+        clock.leapt_s += EARLIER_BATCH_S + 1
         damaged = bytearray(transactional())
         damaged[-1] ^= 1
         for sent, code in ((bytes(damaged), 2), (transactional(value=bytes(2000)), 10)):
             assert codes(await produce(client, ADDS, {"t": {0: sent}}, transactional_id="tx")) == [code]
         assert world.transactions.questions == []
+        second = await produce(client, ADDS, {"t": {0: transactional(1)}}, transactional_id="tx")
+        assert codes(second) == [6], "the first one is sent again"
 
 
 @pytest.mark.parametrize("version", [VERIFIES, ADDS])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
-from tidelog.batch.batch import Record, build_batch
+from tidelog.batch.batch import CorruptRecord, Record, build_batch
 from tidelog.broker.replication.inputs import NotEnoughReplicas
 from tidelog.storage.wal.base import WalFull
 from tidelog.stream.admission import EARLIER_BATCH_S
@@ -138,5 +138,12 @@ def test_the_second_batch_of_a_producer_that_is_new_here_waits_for_its_first() -
         log.note_refused()
         with pytest.raises(EarlierBatchMissing):
             log.append(batch(1, pid=12))
+        clock.now_ms += int(EARLIER_BATCH_S * 1000) + 1
+        damaged = batch(0, pid=13)
+        damaged[-1] ^= 1
+        with pytest.raises(CorruptRecord):
+            log.append(damaged)
+        with pytest.raises(EarlierBatchMissing):
+            log.append(batch(1, pid=13))
 
     asyncio.run(scenario())

@@ -21,7 +21,7 @@ import contextlib
 from struct import Struct
 from typing import NamedTuple
 
-from tidelog.batch.batch import HEADER_BYTES, check_batch
+from tidelog.batch.batch import HEADER_BYTES, CorruptRecord, check_batch
 from tidelog.broker.kafka.errors import (
     CONCURRENT_TRANSACTIONS,
     COORDINATOR_LOAD_IN_PROGRESS,
@@ -133,7 +133,11 @@ class TransactionalBatches:
         key = log.topic, log.partition
         answer = self._answers.get(key)
         if answer is None or answer.log is not log:  # not asked yet, or the log was opened anew since
-            check_batch(records, limit_bytes=log.config.max_message_bytes)
+            try:
+                check_batch(records, limit_bytes=log.config.max_message_bytes)
+            except CorruptRecord:
+                log.note_refused()
+                raise
             self._to_ask[key] = log, log.begin_verification(producer_id, producer_epoch), producer_id, producer_epoch
             raise MustAsk
         if answer.code:
