@@ -55,6 +55,8 @@ class MarkerParams(msgspec.Struct, frozen=True, array_like=True):
     transaction_version: int
     """2: the epoch is above that of the transaction's batches (KIP-890)."""
     partitions: list[TopicPartition]
+    topic_ids: dict[str, bytes] = {}
+    """Of the topics that the coordinator had under these names; brokers of older versions tell none."""
 
 
 class MarkersParams(msgspec.Struct, frozen=True, array_like=True):

@@ -64,6 +64,8 @@ class MarkerWriter:
                     code = await self._write_offsets(partition[1], marker)
                 else:
                     log = self._partitions.get(*partition)
+                    if marker.topic_ids.get(log.topic, log.topic_id) != log.topic_id:
+                        return _NOT_LEADER_OR_FOLLOWER  # its topic was deleted, and this one created under its name
                     await log.wait_acked((await _append(log, marker)).wal_end)
                     code = 0
         except TimeoutError:

@@ -3,8 +3,9 @@
 A decision comes as a `MarkerJob`. Its partitions are sorted by their present leaders; each broker has one queue and one
 task, which sends what waits in one call. What fails is routed anew after a pause: the leader may have changed. A
 partition whose topic no longer exists needs no marker; the coordinator has known the topic of every partition that it
-added, so a topic that its image does not have was deleted. Nor do partitions of `__transaction_state`, which have no
-records of transactions and take no markers.
+added, so a topic that its image does not have was deleted. So was one whose name another topic has by now: that one may
+have the producer's next transaction, which such a marker would end. Nor do partitions of `__transaction_state` need
+one, which have no records of transactions and take no markers.
 
 A partition that answers INVALID_PRODUCER_EPOCH has a newer epoch of the producer, and with it nothing of this
 transaction that is open: it counts as marked. One that answers TRANSACTION_COORDINATOR_FENCED has a marker of a newer
@@ -23,7 +24,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -76,6 +77,8 @@ class MarkerJob:
     marked: Callable[[Markers, Iterable[TopicPartition]], None]
     """Told of partitions that have their markers, as they do."""
     dropped: bool = False
+    topic_ids: dict[str, bytes] = field(default_factory=dict)
+    """The ids of their topics, by name, when the job began."""
 
 
 _Entry = tuple[MarkerJob, TopicPartition]
@@ -120,6 +123,9 @@ class MarkerSender:
         """Send the markers of a job until all its partitions have theirs, or its owner's jobs are dropped."""
         self._jobs.setdefault(job.owner, {})[job] = None
         self._left[job] = len(job.markers.partitions)
+        image = self._image()
+        records = {topic: image.topic(topic) for topic, _ in job.markers.partitions}
+        job.topic_ids = {topic: record.id for topic, record in records.items() if record is not None}
         self._route([(job, each) for each in sorted(job.markers.partitions)])
 
     def drop(self, owner: Hashable) -> None:
@@ -141,7 +147,7 @@ class MarkerSender:
         for entry in entries:
             if entry[0].dropped:
                 continue
-            leader = self._leader(entry[1])
+            leader = self._leader(*entry)
             if leader is None:
                 gone.append(entry)
             elif leader == _NOBODY:
@@ -150,11 +156,12 @@ class MarkerSender:
                 self._queue(leader).append(entry)
         self._done(gone)
 
-    def _leader(self, partition: TopicPartition) -> int | None:
+    def _leader(self, job: MarkerJob, partition: TopicPartition) -> int | None:
         """The broker that leads a partition; `_NOBODY`: none now; None: it needs no marker."""
-        image = self._image()
-        topic = image.topic(partition[0]) if partition[0] != TRANSACTION_TOPIC else None
-        record = None if topic is None else image.partition(topic.id, partition[1])
+        image, (name, index) = self._image(), partition
+        topic = image.topic(name) if name != TRANSACTION_TOPIC else None
+        is_same = topic is not None and topic.id == job.topic_ids.get(name)
+        record = image.partition(topic.id, index) if topic is not None and is_same else None
         if record is None:
             return None
         broker_id, _ = image.leader(record)
@@ -273,5 +280,11 @@ class MarkerSender:
 def _params(job: MarkerJob, partitions: list[TopicPartition]) -> MarkerParams:
     markers = job.markers
     return MarkerParams(
-        markers.producer_id, markers.epoch, markers.commit, job.coordinator_epoch, markers.version, partitions
+        markers.producer_id,
+        markers.epoch,
+        markers.commit,
+        job.coordinator_epoch,
+        markers.version,
+        partitions,
+        {topic: job.topic_ids[topic] for topic, _ in partitions},
     )

@@ -8,7 +8,7 @@ from tests.support.kafka_world import KafkaWorld, batch
 from tidelog.broker.txn.calls import MarkerParams
 from tidelog.stream.partition_log import PartitionLog
 
-REQUEST_TIMED_OUT = 7
+NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT = 6, 7
 
 
 async def test_what_one_partition_raises_concerns_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +32,14 @@ async def test_what_one_partition_raises_concerns_no_other(monkeypatch: pytest.M
         monkeypatch.undo()
         assert await world.services.marker_writer.write([marker]) == [[0, 0]]
         assert world.log("t", 0).last_stable_offset == 2
+
+
+async def test_a_marker_for_a_topic_of_the_same_name_is_not_written() -> None:
+    async with KafkaWorld(groups=True) as world:
+        topic = await world.topic("t")
+        marker = MarkerParams(7, 0, True, 1, 0, [("t", 0)], {"t": bytes(16)})
+        assert await world.services.marker_writer.write([marker]) == [[NOT_LEADER_OR_FOLLOWER]]
+        assert world.log("t").log_end_offset == 0
+        marker = MarkerParams(7, 0, True, 1, 0, [("t", 0)], {"t": topic.id})
+        assert await world.services.marker_writer.write([marker]) == [[0]]
+        assert world.log("t").log_end_offset == 1
