@@ -23,7 +23,9 @@ from tidelog.controller.machine.replica_elections import (
     rows_of,
 )
 from tidelog.controller.machine.tables import Tables
+from tidelog.controller.machine.wal_notes import known_note, raise_note
 from tidelog.controller.model.errors import ConfigsChanged, ConfigurationRefused, NotEligible
+from tidelog.controller.model.levels import EMPTY_COPY_LEVEL
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, BrokerRecord, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import (
     AddReplica,
@@ -177,11 +179,22 @@ def add_replica(tables: Tables, command: AddReplica) -> None:
         known = next((each for each in row.in_sync if each.wal_id == joined.wal_id), None)
         only = known or InSyncRecord(broker.id, joined.wal_id)
         changed = msgspec.structs.replace(changed, quorum=1, in_sync=(only,))
-    tables.replication.put(record.id, changed)
     grown = _with_replicas(record, replicas)
+    if tables.level >= EMPTY_COPY_LEVEL and has_several(grown) and not has_several(record):
+        changed = _with_noted_end(tables, record, changed)
+    tables.replication.put(record.id, changed)
     tables.replica_sets.put(record.id, grown)
     if changed.election is not None:
         advance(tables, ReplicaSetRows(grown, changed))
+
+
+def _with_noted_end(tables: Tables, record: ReplicaSetRecord, row: ReplicationRecord) -> ReplicationRecord:
+    """Let the end that the master of a set of one has noted count for its WAL: promises are compared with it now."""
+    note = known_note(tables, record.id)
+    if note is None or note.master_epoch != record.master_epoch:
+        return row  # the WAL that was elected since was judged by it, and may have begun anew
+    known = (msgspec.structs.replace(each, end_offset=max(each.end_offset, note.end_offset)) for each in row.in_sync)
+    return msgspec.structs.replace(row, in_sync=tuple(known))
 
 
 def _check_may_join(
@@ -368,8 +381,11 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
     if row.election is not None:
         raise NotEligible(f"an election of replica set {record.id} is under way", hint="try again when it is over")
     replicas = tuple(each for each in row.replicas if each.broker_id != command.broker_id)
+    shrunk = _with_replicas(record, replicas)
     tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas))
-    tables.replica_sets.put(record.id, _with_replicas(record, replicas))
+    tables.replica_sets.put(record.id, shrunk)
+    if tables.level >= EMPTY_COPY_LEVEL and not has_several(shrunk):
+        raise_note(tables, record.id, max(each.known_end for each in row.in_sync))
 
 
 # --- election priorities ---------------------------------------------------------------------------------------------

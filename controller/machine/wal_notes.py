@@ -49,6 +49,19 @@ def note_wal(tables: Tables, command: NoteWal) -> None:
     tables.kv.put(note_key(command.replica_set_id), msgspec.msgpack.encode(note))
 
 
+def raise_note(tables: Tables, replica_set_id: int, end_offset: int) -> None:
+    """Let a note say that records up to a WAL offset, and perhaps more, may have been acknowledged.
+
+    While the set had several members nobody noted that. The epoch stays: a later one may not have begun in the WAL.
+    """
+    old = known_note(tables, replica_set_id)
+    if old is None:
+        return
+    known = msgspec.structs.replace(old, end_offset=max(old.end_offset, end_offset), may_grow=True)
+    if known != old:
+        tables.kv.put(note_key(replica_set_id), msgspec.msgpack.encode(known))
+
+
 def accept_wal_loss(tables: Tables, command: AcceptWalLoss) -> None:
     """See `AcceptWalLoss`. Raises `NotFound`, `Fenced`, `InvalidInput`."""
     record = require_master_epoch(tables, command.replica_set_id, command.master_epoch)

@@ -11,10 +11,15 @@ from tests.controller.controller_helpers import TOPIC, Driver, new_object
 from tests.controller.replica_trio import Trio
 from tidelog.controller.image.stake import at_stake, wal_rows
 from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
+from tidelog.controller.model.levels import EMPTY_COPY_LEVEL
+from tidelog.controller.model.records import ReplicaSetRecord
+from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import (
     FoundWal,
     StakeRange,
     WalLoss,
+    WalLost,
     WalNotCommitted,
     WalNote,
     WalVerdict,
@@ -112,6 +117,58 @@ def test_nothing_is_in_a_wal_alone_that_other_brokers_have_replicas_of() -> None
     assert (row["master"], row["alive"], row["admin_url"]) == (None, False, ""), (
         "nobody uploads it while a master is elected"
     )
+
+
+class GrownSet(Driver):
+    """Broker 1 kept a WAL alone, noted its end, and died; then broker 2 joined, which had been assigned before."""
+
+    def __init__(self, version: int = c.FORMAT_VERSION) -> None:
+        self.version = version
+        super().__init__()
+        for each in (1, 2):
+            register(self, each)
+            self.run(c.Elect(each, each))
+        self.run(r.SetReplicaSetPolicy(1, PolicyRecord(2, 1, 1)))
+        self.run(r.AddReplica(1, 1, 1, "wal-1"))
+        self.run(note(1, 500, may_grow=True))
+        self.run(r.AssignReplica(1, 2))
+        self.run(c.SetBrokerAlive(1, 1, False))
+        self.run(r.AddReplica(1, 2, 1, "wal-2"))
+
+    def envelope(self, command: c.AnyCommand, client: str = "", sequence: int = 0, done: int = 0) -> c.Envelope:
+        """See `Driver.envelope`."""
+        return c.Envelope(self.version, self.term, self.now_ms, client, sequence, done, command)
+
+    def promise(self, end: int) -> int:
+        """Start broker 1 again; who is master when it has promised with a WAL that ends there."""
+        register(self, 1, incarnation=f"again-{self.index}")
+        broker, epoch = self.image.brokers[1], self.image.replica_sets[1].master_epoch
+        command = r.PromiseEpoch(1, epoch, 1, broker.registration_epoch, "wal-1", 1, end, 0)
+        return int(self.run(command, ReplicaSetRecord).master)
+
+
+def test_the_noted_end_of_a_wal_counts_when_others_get_replicas_of_it() -> None:
+    """From the second member on its WAL is not judged by the note any more: an older copy of it was elected."""
+    driver = GrownSet()
+    with pytest.raises(WalLost, match="ends at 400; it had offsets up to 500"):
+        driver.promise(400)
+    assert driver.promise(500) == 1
+
+
+def test_the_noted_end_counts_for_nothing_until_all_members_know_the_rule() -> None:
+    assert GrownSet(EMPTY_COPY_LEVEL).promise(400) == 1
+
+
+def test_what_was_known_of_a_wal_while_others_had_replicas_is_noted_when_it_is_alone_again() -> None:
+    driver = GrownSet()
+    assert driver.promise(500) == 1
+    record, registration = driver.image.replica_sets[1], driver.image.brokers[1].registration_epoch
+    told = (r.ReportedMember(1, "wal-1", 900),)
+    driver.run(r.AlterSyncStateSet(1, 1, registration, record.master_epoch, record.sync_state_set_epoch, told, 1, 900))
+    driver.run(r.RemoveReplica(1, 2))
+    register(driver, 1, incarnation="c")
+    assert driver.image.replication[1].in_sync == (), "the WAL is judged by the note again"
+    assert (known(driver).master_epoch, known(driver).end_offset, known(driver).may_grow) == (1, 900, True)
 
 
 @pytest.mark.parametrize("changed", [("s3", "s3://b/"), ("memory", "s3://b/"), ("disk", "s3://other/")])
