@@ -314,8 +314,11 @@ class ReplicaFollower:
         self._is_matched = False
         await wal.promise(wal.promised_epoch)  # nothing new; everything is durable then
         mine = LocalWal(wal.start_offset, wal.end_offset, wal.confirm_offset, wal.promised_epoch, wal.epoch_history)
+        is_empty = mine.end_offset == mine.start_offset
+        given_up = not is_empty and self._events.gave_up(mine.history.last_epoch, mine.end_offset)
+        committed = max(tail.committed_offset, wal.start_offset)
         try:
-            match = following.matched(mine, welcome, max(tail.committed_offset, wal.start_offset))
+            match = following.matched(mine, welcome, committed, given_up=given_up)
         except Diverged as error:
             if welcome.committed_offset > tail.committed_offset:
                 raise Unavailable(f"the metadata here is behind the master's: {error}") from error
@@ -330,9 +333,7 @@ class ReplicaFollower:
             except CorruptData as error:
                 raise Diverged(str(error)) from error
         else:
-            is_empty = mine.end_offset == mine.start_offset
-            given_up = not is_empty and self._events.gave_up(mine.history.last_epoch, mine.end_offset)
-            kept_as = f".replaced-{epoch}-{mine.end_offset}" if match.step is Step.REPLACE or given_up else ""
+            kept_as = f".replaced-{epoch}-{mine.end_offset}" if match.step is Step.REPLACE else ""
             places = {"from": mine.end_offset, "at": match.offset, "epoch": epoch, "suffix": kept_as}
             logger.warning("this replica starts over at its master's first offset", extra=places)
             self._is_tail_true = False  # to a WAL that has started over, all before its first byte is confirmed

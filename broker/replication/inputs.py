@@ -156,5 +156,5 @@ class ReplicaEvents:
     following: Callable[[], None] = _ignore_change
     """The follower's WAL is a prefix of its master's now, or the connection has ended."""
     gave_up: Callable[[int, int], bool] = _never
-    """Asked before a WAL starts over: may one of this last epoch, with this end, have records that an operator gave
-    up? Its files are kept then."""
+    """Asked before a WAL is cut or starts over: may one of this last epoch, with this end, have records that an
+    operator gave up? Its files are kept then."""

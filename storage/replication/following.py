@@ -13,7 +13,8 @@ is common, or the master has trimmed what would follow, the WAL starts over, pro
 in the bucket; otherwise the connection ends with an alarm, and nothing is changed. (An old master whose first epoch
 reached nobody has nothing in common with the others; neither has a WAL that was trimmed to the start of bytes that only
 it had.) Files of a WAL that starts over are kept aside unless all of it is in the bucket: a replica knows of a
-confirmation later than its master (rule 13).
+confirmation later than its master (rule 13). So are those of a WAL that has records which an operator has given up: it
+starts over where another one is cut. (It is in no SyncStateSet: nothing that was counted is lost with what it has.)
 
 A WAL starts over at the committed WAL offset, where the master's log has it: what is before is confirmed, so it is the
 same everywhere, and nobody needs it from a WAL any more. It does not start over before that, at the master's first
@@ -46,7 +47,8 @@ class Step(Enum):
     RESTART = "restart"
     """Begin an empty WAL at the offset: all that was in it is in the bucket."""
     REPLACE = "replace"
-    """The same, and keep the old one's files aside: its end is not in the bucket, and not known to be confirmed."""
+    """The same, and keep the old one's files aside: its end is not in the bucket, and not known to be confirmed; or it
+    may have records that an operator has given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +82,26 @@ class WalFollower:
         self.committed_offset = 0
         """Everything before it is in committed objects."""
 
-    def matched(self, mine: LocalWal, master: Welcome, committed_offset: int) -> Match:
+    def matched(self, mine: LocalWal, master: Welcome, committed_offset: int, *, given_up: bool = False) -> Match:
         """Return how this WAL becomes a prefix of the master's.
 
         `committed_offset` is what this broker's own metadata says of the replica set: what the master says of it does
-        not decide what is thrown away. Raises `Fenced` for a master of an older epoch than was promised, `Diverged`.
+        not decide what is thrown away. `given_up`: this WAL may have records that an operator has given up. Raises
+        `Fenced` for a master of an older epoch than was promised, `Diverged`.
         """
         if master.master_epoch < max(mine.promised_epoch, mine.history.last_epoch, self.master_epoch):
             raise Fenced(
                 f"the master is of epoch {master.master_epoch}; this replica has promised"
                 f" {max(mine.promised_epoch, mine.history.last_epoch)}"
             )
-        match = self._match(mine, master, committed_offset)
+        match = self._match(mine, master, committed_offset, given_up=given_up)
         self.master_epoch = master.master_epoch
         self._note(master.confirm_offset, master.committed_offset)
         return match
 
-    def _match(self, mine: LocalWal, master: Welcome, committed_offset: int) -> Match:
+    def _match(self, mine: LocalWal, master: Welcome, committed_offset: int, *, given_up: bool) -> Match:
+        gone = max(committed_offset, mine.start_offset)
+        begin = max(master.start_offset, min(gone, master.end_offset))
         cut = mine.history.common_point(mine.end_offset, EpochHistory(master.epochs), master.end_offset)
         if cut is not None and mine.start_offset <= cut and master.start_offset <= cut:
             if cut < mine.confirm_offset:
@@ -104,19 +109,19 @@ class WalFollower:
                     f"this WAL and the master's part at {cut}; everything before {mine.confirm_offset} is confirmed",
                     hint="report this; keep the directories of all members of the replica set",
                 )
-            return Match(Step.KEEP if cut == mine.end_offset else Step.TRUNCATE, cut)
-        if mine.confirm_offset > max(committed_offset, mine.start_offset):
+            if cut == mine.end_offset:
+                return Match(Step.KEEP, cut)
+            return Match(Step.REPLACE, begin) if given_up else Match(Step.TRUNCATE, cut)
+        if mine.confirm_offset > gone:
             raise Diverged(
                 f"this WAL [{mine.start_offset}, {mine.end_offset}) and the master's [{master.start_offset},"
                 f" {master.end_offset}) have no common point; {mine.confirm_offset} is confirmed, {committed_offset}"
                 " in the bucket",
                 hint="is this the WAL of another cluster? Keep it; a replica without a WAL is filled by its master",
             )
-        gone = max(committed_offset, mine.start_offset)
-        begin = max(master.start_offset, min(gone, master.end_offset))
         if mine.end_offset == mine.start_offset == begin:
             return Match(Step.KEEP, begin)
-        return Match(Step.REPLACE if mine.end_offset > gone else Step.RESTART, begin)
+        return Match(Step.REPLACE if given_up or mine.end_offset > gone else Step.RESTART, begin)
 
     def fits(self, records: Records, end_offset: int) -> bool:
         """Note a frame's offsets; return whether it has records to write at `end_offset`, this WAL's end.

@@ -255,6 +255,23 @@ async def test_records_that_were_given_up_are_kept_although_what_came_instead_is
     assert back.wal.start_offset == hot.committed
 
 
+async def test_records_that_were_given_up_are_kept_although_their_replica_knows_nothing_of_their_confirmation(
+    hot: HotSet,
+) -> None:
+    """What was confirmed last is told with the next frame, which a master that dies does not send."""
+    new = await elected_beside_a_dirty_tail(hot)
+    await hot.write(new, 5)
+    await hot.confirmed(new)
+    hot.given_up_from = 0
+    back = await hot.start(1)
+    end = back.wal.end_offset
+    await hot.let_follow()
+    await hot.same()
+    directory = hot.path / hot.wal_ids[1]
+    assert list(directory.glob(f"*.wal.replaced-*-{end}")), list(directory.iterdir())
+    assert len(back.replica.tail.records) == 45
+
+
 async def failing_follower(back: Broker) -> ReplicaFollower:
     """The follower of a broker, once it has failed to follow."""
     await until(lambda: back.replica.follower is not None and back.replica.follower.failing_since is not None)

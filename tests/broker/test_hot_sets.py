@@ -139,7 +139,7 @@ def test_a_replica_that_contradicted_its_master_and_follows_the_next_one_is_no_p
         wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
         hot_sets, sets = cluster.nodes[2].parts.data.hot_sets, cluster.nodes[1].controller.replica_sets
 
-        def contradicts(*_arguments: object) -> Match:
+        def contradicts(*_arguments: object, **_more: object) -> Match:
             raise Diverged("they part below what is confirmed")
 
         def elect() -> None:

@@ -79,6 +79,24 @@ def test_where_a_followers_wal_is_cut(mine: LocalWal, master: Welcome, committed
 
 
 @pytest.mark.parametrize(
+    ("mine", "master", "committed", "match"),
+    [
+        pytest.param(wal((1, 0), end=50), welcome((1, 0), (9, 80), end=90), 0, (Step.KEEP, 50), id="a prefix"),
+        pytest.param(
+            wal((1, 0), end=99, confirm=60), welcome((1, 0), (9, 80), end=90), 40, (Step.REPLACE, 40), id="a tail"
+        ),
+        pytest.param(
+            wal((1, 0), end=60), welcome((9, 80), start=80, end=90), 80, (Step.REPLACE, 80), id="all uploaded"
+        ),
+    ],
+)
+def test_what_was_given_up_is_kept_aside(
+    mine: LocalWal, master: Welcome, committed: int, match: tuple[Step, int]
+) -> None:
+    assert WalFollower().matched(mine, master, committed, given_up=True) == Match(*match)
+
+
+@pytest.mark.parametrize(
     ("mine", "master", "committed"),
     [
         pytest.param(
