@@ -109,8 +109,8 @@ def _availability(known: Catalogue, job: str) -> list[Alert]:
             "$VALUE partitions have no living broker ({{ $labels.state }})",
             "Clients of these partitions wait. `tidelog status` lists under `failovers` whose they are. State waiting:"
             " start their broker again over its disk, or give up what only it had (`tidelog broker remove ID"
-            " --accept-loss --dry-run` says what). State due or recovering: others are at it; see the bucket if it"
-            " lasts.",
+            " --accept-loss --dry-run` says what). State electing: `tidelog status` says whose WALs the election needs."
+            " State due or recovering: others are at it; see the bucket if it lasts.",
             "when-a-broker-dies",
         ),
         Alert(

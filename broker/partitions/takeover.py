@@ -188,7 +188,7 @@ class TakeoverRunner:
 
     def waiting(self) -> dict[str, int]:
         """Return the number of partitions in the cluster without a living broker, by state."""
-        found = {"due": 0, "recovering": 0, "waiting": 0}
+        found = {each.value: 0 for each in TakeoverState}
         for lost in lost_replica_sets(self._image):
             found[lost.state.value] += lost.partitions
         return found
