@@ -210,7 +210,8 @@ class ReplicationSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     """A replication connection without one for so long is closed."""
     hung_disk_ms: Positive = 10_000
     """A master whose disk completes nothing for so long, while records wait for it, has another replica that is in sync
-    elected in its place. Several times the longest pause that the disk makes when it is well."""
+    elected in its place, as has one that was elected and cannot begin. Several times the longest pause that the disk
+    makes when it is well."""
     window_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 16 * MIB
     """Bytes on their way to one follower; at the bound it waits for acknowledgements."""
     live_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 16 * MIB

@@ -112,6 +112,8 @@ class ReplicaDuty:
         self._joined = False
         self._leading = -1
         """The epoch of which `leads` was told and not `ended`; -1: none."""
+        self._begins = -1
+        """The newest epoch in which it was to begin to lead; -1: none."""
         self._target: MasterTarget | None = None
         self.role = ReplicaRole.JOINING
         self.problem = ""
@@ -328,10 +330,26 @@ class ReplicaDuty:
         configuration = image.configuration(record.id)
         assert configuration is not None, "a set with a row has a configuration"
         self._target = None
+        self._watch_beginning(record.master_epoch)
         master = await self._replica.lead(record.master_epoch, configuration)
         self.role = ReplicaRole.LEADING
         self._leading = record.master_epoch
         self._events.leads(record.master_epoch, master)
+
+    def _watch_beginning(self, epoch: int) -> None:
+        """See that another replica leads if this one cannot begin a term: this duty may wait for its disk meanwhile."""
+        if self._begins == epoch:
+            return
+        self._begins = epoch
+
+        def is_due() -> bool:
+            record = self._client.image.replica_sets.get(self._identity.replica_set_id)
+            return record is not None and (record.master, record.master_epoch) == (self._identity.replica[0], epoch)
+
+        def tell(problem: str) -> None:
+            self.problem = problem
+
+        self._tasks.spawn(self._replica.resign_if_stuck(epoch, is_due, tell), f"begins-{epoch}")
 
     async def _follow(self, image: Image, record: ReplicaSetRecord) -> None:
         master = image.brokers.get(record.master)

@@ -72,8 +72,9 @@ class SetAuthority(Protocol):
     async def resign(self, designated: int, reason: str, *, master_epoch: int) -> None:
         """End the term of that epoch by an election that designates another broker, and does not wait for this one.
 
-        Asked twice it takes effect once. Raises `Fenced` if another master or epoch is in force, `NotEligible` if the
-        designated broker may not lead, `Unavailable` if the outcome is not known.
+        `designated`: `NO_BROKER` where it is not known who is in sync. Asked twice it takes effect once. Raises
+        `Fenced` if another master or epoch is in force, `NotEligible` if the designated broker may not lead,
+        `Unavailable` if the outcome is not known.
         """
         ...
 
@@ -103,7 +104,8 @@ class ReplicationLimits:
     """Whether the controllers are told where the members' WALs end while several disks decide, too. Not where a loss of
     power may take what was acknowledged (`wal.flush = "async"`): a disk that forgot it would be refused."""
     hung_disk_s: float = 10.0
-    """A master whose disk completes nothing for so long, while something waits for it, lets another replica lead."""
+    """A master whose disk completes nothing for so long, while something waits for it, lets another replica lead; so
+    does one that was elected and cannot begin its term."""
     connect_timeout_s: float = 5.0
     """For a connection with its handshake, and for a master's answer to HELLO."""
     retry_base_s: float = 0.02

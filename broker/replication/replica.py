@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tidelog.broker.replication.disk_watch import DiskWatch
 from tidelog.broker.replication.door import ReplicationDoor
 from tidelog.broker.replication.follower import ReplicaFollower
 from tidelog.broker.replication.inputs import (
@@ -32,7 +35,8 @@ from tidelog.broker.replication.inputs import (
 )
 from tidelog.broker.replication.master import MasterSetup, ReplicaMaster
 from tidelog.broker.replication.warm import WarmTail
-from tidelog.runtime.errors import Closed, CorruptData, Fenced, InvalidInput
+from tidelog.controller.model.records import NO_BROKER
+from tidelog.runtime.errors import Closed, CorruptData, Fenced, InvalidInput, TidelogError
 from tidelog.storage.replication.configuration import SetConfiguration
 from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.replication.policy import ReplicationPolicy
@@ -207,6 +211,31 @@ class HotReplica:
             extra = {"set": parts.identity.replica_set_id, "epoch": epoch, "end": wal.end_offset}
             logger.info("this replica leads", extra=extra)
             return self.master
+
+    async def resign_if_stuck(self, epoch: int, is_due: Callable[[], bool], tell: Callable[[str], None]) -> None:
+        """Let another replica lead if this one does not begin the term that it was elected for; return then.
+
+        Nobody else would: its broker lives. Its disk hangs, or has become full. `tell` gets that, for operators.
+        Returns, too, when it leads, or is to lead no more (`is_due`).
+        """
+        limits, clock = self._parts.limits, self._parts.world.clock
+        watch = DiskWatch(limits.hung_disk_s, limits.tick_s)
+        reason = f"broker {self._parts.identity.replica.broker_id} does not begin its term: its disk hangs, or is full"
+        while is_due() and (self.master is None or self.master.epoch < epoch):
+            await clock.sleep(limits.tick_s)
+            done = self.wal.durable_offset + self.tail.end_offset  # what was written, or read, of the WAL
+            if not watch.look(done, sys.maxsize) or not is_due():
+                continue
+            logger.error("this replica was elected and cannot lead: another one is to", extra={"epoch": epoch})
+            tell(reason)
+            try:
+                await self._parts.authority.resign(NO_BROKER, reason, master_epoch=epoch)
+            except Fenced:
+                return  # another epoch has begun, or nobody else is there
+            except TidelogError as error:
+                logger.warning("no election in place of a master that cannot lead", extra={"error": str(error)})
+                continue
+            return
 
     async def _begin_at_committed(self, epoch: int) -> None:
         """Let the WAL go on behind what is in the bucket: it has less than that, and nothing past that was confirmed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 import shutil
@@ -23,6 +24,7 @@ from tidelog.controller.model.replication import ElectionRecord, PolicyRecord
 from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import TidelogError
+from tidelog.storage.wal.base import WalFull
 from tidelog.storage.wal.disk.wal import DiskWal
 
 pytestmark = pytest.mark.timeout(300)
@@ -304,6 +306,43 @@ async def test_a_master_whose_disk_hangs_while_its_process_lives_lets_another_on
         go_on.set()
         await kept.settled()
         await kept.same()
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "full"])
+async def test_a_replica_that_is_elected_and_cannot_begin_its_term_lets_another_one_lead(
+    impatient: SelfKeptSet, trouble: str
+) -> None:
+    kept = impatient
+    first = await kept.settled()
+    end = await kept.write(first, 20)
+    await kept.confirmed(first)
+    second, go_on = kept.brokers[2], asyncio.Event()
+    begin_epoch = second.wal.begin_epoch
+
+    async def stuck(epoch: int) -> None:
+        if trouble == "full" and not go_on.is_set():
+            raise WalFull("no space left on device", hint="free disk space")
+        await go_on.wait()
+        await begin_epoch(epoch)
+
+    second.wal.begin_epoch = stuck  # type: ignore[method-assign]
+    sets, epoch = kept.processes[1].client.replica_sets, kept.node.image.replica_sets[SET].master_epoch
+    await sets.begin_election(SET, epoch, "an operator asks", designated=2)
+    await until(lambda: kept.node.image.replica_sets[SET].master in (1, 3))
+    election = kept.node.image.replication[SET].last_election
+    assert election is not None and election.last_master == 2
+    assert election.reason.startswith("broker 2 does not begin its term")
+    if trouble == "hangs":
+        assert "its disk hangs" in kept.processes[2].duty.problems()[0]
+    await until(lambda: kept.leader().replica.master is not None)
+    third = kept.leader()
+    await kept.confirmed(third, end)
+    go_on.set()
+    await kept.settled()
+    await kept.write(third, 20)
+    await kept.confirmed(third)
+    await kept.same()
+    assert kept.processes[2].duty.role is ReplicaRole.FOLLOWING and kept.processes[2].duty.problems() == []
 
 
 async def test_a_master_whose_disk_hangs_goes_on_where_nobody_else_is_in_sync(
