@@ -335,9 +335,12 @@ class HotSet:
     def _not_following(self, for_s: float = 0.0) -> str:
         """Return why it has not received from its master for so long, though it is to follow it; empty if it does."""
         follower = self._replica.follower if self._replica is not None else None
-        if follower is None or follower.failing_since is None or self._stopped():
+        if follower is None or self._stopped():
             return ""
-        is_long = self._shared.base.world.clock.monotonic() - follower.failing_since >= for_s
+        now = self._shared.base.world.clock.monotonic()
+        if follower.disk_since is not None and now - follower.disk_since >= NOT_FOLLOWING_S:
+            return "its disk hangs"
+        is_long = follower.failing_since is not None and now - follower.failing_since >= for_s
         return follower.problem if is_long else ""
 
     # --- end -----------------------------------------------------------------------------------------------------

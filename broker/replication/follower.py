@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable
 
 from tidelog.broker.replication.connection import WalConnection, connect_wal
 from tidelog.broker.replication.inputs import (
@@ -107,6 +108,8 @@ class ReplicaFollower:
         self.failing_since: float | None = None
         """Since when it could not follow anybody, or has had no room for what its master sends (monotonic seconds);
         None while it does, or before it tries."""
+        self.disk_since: float | None = None
+        """Since when it waits for its disk, to promise, cut, or start over (monotonic seconds); None: it does not."""
         self.lost_at: float | None = None
         """When it lost the connection to its present master (monotonic seconds); None while it has one."""
         self.stopped: TidelogError | None = None
@@ -225,8 +228,7 @@ class ReplicaFollower:
 
     async def _follow(self, target: MasterTarget) -> None:
         """Follow a master until the connection ends, which raises."""
-        wal = self._wal
-        await wal.promise(target.epoch)
+        await self._on_disk(self._wal.promise(target.epoch))
         self._reconcile()
         max_body = max(self._limits.link.batch_bytes, 0) + self._limits.max_record_bytes + 4096
         connection = await connect_wal(
@@ -253,6 +255,13 @@ class ReplicaFollower:
             self._events.following()
             if connection.is_open:
                 connection.end()
+
+    async def _on_disk(self, work: Awaitable[None]) -> None:
+        self.disk_since = self._world.clock.monotonic()
+        try:
+            await work
+        finally:
+            self.disk_since = None
 
     def _hello(self) -> FollowerHello:
         wal, identity = self._wal, self._identity
@@ -312,7 +321,7 @@ class ReplicaFollower:
         """Make this WAL a prefix of the master's, durably, and say where it ends."""
         wal, tail = self._wal, self._tail
         self._is_matched = False
-        await wal.promise(wal.promised_epoch)  # nothing new; everything is durable then
+        await self._on_disk(wal.promise(wal.promised_epoch))  # nothing new; everything is durable then
         mine = LocalWal(wal.start_offset, wal.end_offset, wal.confirm_offset, wal.promised_epoch, wal.epoch_history)
         is_empty = mine.end_offset == mine.start_offset
         given_up = not is_empty and self._events.gave_up(mine.history.last_epoch, mine.end_offset)
@@ -329,7 +338,7 @@ class ReplicaFollower:
                 extra = {"from": mine.end_offset, "to": match.offset, "epoch": epoch}
                 logger.warning("this replica's unconfirmed bytes that its master does not have are cut", extra=extra)
             try:
-                await wal.truncate(match.offset, master_epoch=epoch)  # epochs without a byte go, too
+                await self._on_disk(wal.truncate(match.offset, master_epoch=epoch))  # epochs without a byte go, too
             except CorruptData as error:
                 raise Diverged(str(error)) from error
         else:
@@ -337,7 +346,7 @@ class ReplicaFollower:
             places = {"from": mine.end_offset, "at": match.offset, "epoch": epoch, "suffix": kept_as}
             logger.warning("this replica starts over at its master's first offset", extra=places)
             self._is_tail_true = False  # to a WAL that has started over, all before its first byte is confirmed
-            await wal.restart_at(match.offset, master_epoch=epoch, kept_as=kept_as)
+            await self._on_disk(wal.restart_at(match.offset, master_epoch=epoch, kept_as=kept_as))
         self._reconcile()
         self._told_readable = wal.confirm_offset
         self._is_matched = True

@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.held import Held
-from tidelog.broker import hot_sets
+from tidelog.broker import hot_set, hot_sets
 from tidelog.broker.hot_set import HotSet
 from tidelog.broker.hot_sets import HotSets
 from tidelog.broker.replication.duty import ReplicaRole
@@ -154,6 +154,19 @@ def test_a_replica_that_contradicted_its_master_and_follows_the_next_one_is_no_p
         elect()
         wait_until(lambda: record(cluster, 1).master == 1 and is_whole(cluster), "all follow the next master")
         wait_until(lambda: hot_sets.problems() == [], "nothing is wrong any more", 20.0)
+
+
+def test_a_follower_whose_disk_hangs_before_it_follows_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_set, "NOT_FOLLOWING_S", 0.5)
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        here, sets = cluster.nodes[2].parts.data.hot_sets, cluster.nodes[1].controller.replica_sets
+        held = Held(monkeypatch, DiskWal, "truncate")
+        cluster.run(sets.begin_election(1, record(cluster, 1).master_epoch, "a test", designated=1))
+        told = "the replica of replica set 1 does not follow its master: its disk hangs"
+        wait_until(lambda: told in here.problems(), "it says so")
+        held.go_on.set()
+        wait_until(lambda: here.problems() == [], "nothing is wrong any more", 20.0)
 
 
 def test_a_follower_that_has_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
