@@ -81,6 +81,11 @@ def _is_led_by_another(image: Image, replica_set: int, me: int) -> bool:
     return master is not None and master.alive
 
 
+def _has_losses(shared: HotShared, replica_set: int) -> bool:
+    """Return whether records of a replica set were given up."""
+    return any(each.replica_set == replica_set for each in losses_in(shared.base.image().kv))
+
+
 def _nothing() -> None:
     """There is no subscription yet."""
 
@@ -231,7 +236,7 @@ class HotSets:
                 self._failures.setdefault(replica_set, _STRAY)
                 continue
             try:
-                await self._delete(replica_set, has_given_up=await self._has_given_up(shared, replica_set))
+                await self._delete(shared, replica_set, has_given_up=await self._has_given_up(shared, replica_set))
             except TidelogError as error:
                 self._note(replica_set, "cannot be deleted", error)
                 continue
@@ -241,7 +246,7 @@ class HotSets:
     async def _has_given_up(self, shared: HotShared, replica_set: int) -> bool:
         """Whether a replica that is not open may have records that were given up."""
         assert self._disks is not None
-        if not any(each.replica_set == replica_set for each in losses_in(shared.base.image().kv)):
+        if not _has_losses(shared, replica_set):
             return False
         one = await HotSet.open(shared, self._disks.open(replica_set), replica_set)
         try:
@@ -249,10 +254,14 @@ class HotSets:
         finally:
             await one.close(upload=False)
 
-    async def _delete(self, replica_set: int, *, has_given_up: bool) -> None:
-        """Delete the files of a replica that is closed; set them aside if nobody else has what is in them."""
+    async def _delete(self, shared: HotShared, replica_set: int, *, has_given_up: bool) -> None:
+        """Delete the files of a replica that is closed; set them aside if nobody else has what is in them.
+
+        `has_given_up` is about its WAL. What it has kept when it started over may have such records, too.
+        """
         assert self._disks is not None
-        if not has_given_up:
+        keeps = _has_losses(shared, replica_set) and await self._disks.keeps_earlier(replica_set)
+        if not has_given_up and not keeps:
             await self._disks.remove(replica_set)
             logger.info("a replica was deleted: this broker was removed from its set", extra={"set": replica_set})
             return
@@ -281,7 +290,7 @@ class HotSets:
         try:
             await one.close(upload=False)
             if replica_set != shared.base.broker_id:
-                await self._delete(replica_set, has_given_up=one.has_given_up())
+                await self._delete(shared, replica_set, has_given_up=one.has_given_up())
         except TidelogError as error:
             self._note(replica_set, "cannot be deleted", error)
             return

@@ -164,6 +164,10 @@ class ReplicaDisks(Protocol):
         """Return where files are that were set aside. Raises `StorageFailed`."""
         ...
 
+    async def keeps_earlier(self, replica_set_id: int) -> bool:
+        """Return whether a replica has kept files that it had before it started over. Raises `StorageFailed`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class WalAccess:

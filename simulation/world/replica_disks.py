@@ -16,6 +16,7 @@ from tidelog.broker.inputs import OpenedReplicaWal
 from tidelog.simulation.world.disk import Platters, SimDisk
 from tidelog.storage.wal.base import ReplicatedWal
 from tidelog.storage.wal.disk.identity import ID_FILE
+from tidelog.storage.wal.disk.segments import is_kept_segment
 
 
 class Mount:
@@ -130,3 +131,7 @@ class SimReplicaDisks:
     async def rejected(self) -> list[str]:
         """See `ReplicaDisks.rejected`."""
         return [place for place, _ in self._disks.rejected]
+
+    async def keeps_earlier(self, replica_set_id: int) -> bool:
+        """See `ReplicaDisks.keeps_earlier`."""
+        return any(is_kept_segment(each) for each in self._disks.mount(replica_set_id).platters.files)

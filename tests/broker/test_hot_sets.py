@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
+from msgspec import structs
 
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
@@ -252,9 +253,17 @@ def test_a_replica_that_was_removed_is_deleted_and_one_that_is_assigned_joins(tm
 LOSS = WalLoss(1, 1 << 30, 0, "an operator elected another replica", 0, 1 << 30, True, ())
 
 
-@pytest.mark.parametrize("is_down", [False, True], ids=["while it runs", "while it is down"])
+EARLIER = f"{0:020d}.wal.replaced-7-512"
+"""A file that a replica has kept when it started over."""
+
+
+@pytest.mark.parametrize(
+    ("is_down", "earlier"),
+    [(False, False), (True, False), (False, True), (True, True)],
+    ids=["while it runs", "while it is down", "while it runs, kept before", "while it is down, kept before"],
+)
 def test_a_replica_that_was_removed_is_kept_where_it_may_have_records_that_were_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_down: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_down: bool, earlier: bool
 ) -> None:
     with Cluster(tmp_path, brokers=3, replication=ReplicationSettings(total_replicas=2)) as cluster:
         wait_until(lambda: len(record(cluster, 1).sync_state_set) == 2, "the set has a second member")
@@ -262,8 +271,12 @@ def test_a_replica_that_was_removed_is_kept_where_it_may_have_records_that_were_
         sets, kept = cluster.nodes[1].controller.replica_sets, tmp_path / f"broker-{old}" / "replica-1"
         cluster.run(sets.assign_replica(1, 5 - old))
         wait_until(lambda: len(record(cluster, 1).sync_state_set) == 3, "the set has a third member")
+        loss = LOSS
+        if earlier:  # it has started over since, as its WAL had records that were given up
+            loss = structs.replace(LOSS, master_epoch=0)
+            (kept / EARLIER).write_bytes(b"records")
         for module in (wal_notes, hot_sets):  # as if an operator had elected another one, with an accepted loss
-            monkeypatch.setattr(module, "losses_in", lambda _rows: [LOSS])
+            monkeypatch.setattr(module, "losses_in", lambda _rows: [loss])
         if is_down:
             cluster.run(cluster.stop_broker(old))
             wait_until(lambda: old not in record(cluster, 1).sync_state_set, "the stopped one is not in sync", 120)
@@ -273,7 +286,7 @@ def test_a_replica_that_was_removed_is_kept_where_it_may_have_records_that_were_
             cluster.run(sets.retire_replica(1, old))
         wait_until(lambda: not kept.exists(), "the replica is not used any more")
         aside = kept.with_name(f"rejected-{kept.name}-1")
-        assert any(aside.iterdir())
+        assert (aside / EARLIER).exists() if earlier else any(aside.iterdir())
         found = cluster.nodes[old].parts.data.hot_sets
         wait_until(lambda: any(f"is kept at {aside}" in each for each in found.problems()), "it says where")
 

@@ -35,3 +35,17 @@ async def test_what_is_set_aside_is_kept_and_an_empty_wal_takes_its_place(
     kept = await disks.rejected()
     assert [Path(each).joinpath("mark").read_text() for each in kept] == ["1", "2", "3"]
     assert disks.kept() == ([] if replica_set == 1 else [7]), "none of them is taken for a replica"
+
+
+async def test_files_that_a_wal_kept_when_it_started_over_are_seen(tmp_path: Path) -> None:
+    disks = DirectoryReplicaDisks(tmp_path, 1, WalSettings(), random.Random(1))
+    assert not await disks.keeps_earlier(7)
+    opened = disks.open(7)
+    await opened.wal.recover(lambda _record: None)
+    await opened.wal.begin_epoch(1)
+    assert not await disks.keeps_earlier(7)
+    await opened.wal.promise(2)
+    await opened.wal.restart_at(512, master_epoch=2, kept_as=".replaced-2-64")
+    assert await disks.keeps_earlier(7) and not await disks.keeps_earlier(1)
+    await opened.wal.close()
+    await opened.disk.close()

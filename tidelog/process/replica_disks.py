@@ -20,6 +20,7 @@ from tidelog.broker.inputs import OpenedReplicaWal
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import StorageFailed
 from tidelog.storage.settings import WalSettings
+from tidelog.storage.wal.disk.segments import is_kept_segment
 from tidelog.storage.wal.disk.wal import DiskWal
 
 OWN = "wal"
@@ -89,6 +90,14 @@ class DirectoryReplicaDisks:
             return await asyncio.to_thread(_rejected_in, self._path)
         except OSError as error:
             raise StorageFailed(f"the directory {self._path} cannot be read: {error}") from error
+
+    async def keeps_earlier(self, replica_set_id: int) -> bool:
+        """See `ReplicaDisks.keeps_earlier`."""
+        path = self._directory(replica_set_id)
+        try:
+            return await asyncio.to_thread(lambda: any(is_kept_segment(each.name) for each in path.glob("*")))
+        except OSError as error:
+            raise StorageFailed(f"the directory {path} cannot be read: {error}") from error
 
 
 def _rejected_in(path: Path) -> list[str]:

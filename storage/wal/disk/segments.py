@@ -64,6 +64,11 @@ def parse_segment_name(name: str) -> int | None:
     return int(stem)
 
 
+def is_kept_segment(name: str) -> bool:
+    """Return whether a file is a segment that a log has kept, under a suffix, when it started over."""
+    return f"{SEGMENT_SUFFIX}." in name
+
+
 @dataclass(slots=True)
 class WalSegment:
     """One file of the log."""
