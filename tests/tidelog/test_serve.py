@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.tidelog_process import running
 from tidelog.broker.settings import AdminSettings, KafkaSettings
 from tidelog.config import Config
 from tidelog.controller.rpc.secret import write_secret
+from tidelog.process.data_dir import WrongDataDirectory
 from tidelog.process.listener import warn_of_admin_address
 from tidelog.process.node_base import credentials_of
 from tidelog.process.serve import NodeProcess
@@ -77,6 +80,33 @@ async def test_a_start_that_fails_gives_the_data_directory_back(tmp_path: Path) 
         with pytest.raises(ConfigError, match="must know where the controllers are"):
             await process.start()
         await process.stop()
+
+
+@pytest.mark.parametrize("roles", [["controller", "broker"], ["controller"]])
+@pytest.mark.parametrize("is_quorum", [False, True])
+async def test_the_only_controller_without_its_files_makes_no_other_cluster(
+    roles: list[Literal["controller", "broker"]], is_quorum: bool, tmp_path: Path
+) -> None:
+    config, data_dir = Config(), tmp_path / "data"
+    config.node.id, config.node.roles, config.node.data_dir = 1, roles, str(data_dir)
+    config.kafka.port = config.admin.port = 0
+    if is_quorum:  # of one member, as that of `tidelog up --brokers 2`
+        write_secret(tmp_path / "secret")
+        config.controller.secret_file = str(tmp_path / "secret")
+        config.controller.members = [f"1@127.0.0.1:{free_port()}"]
+    process = NodeProcess(config)
+    await process.start()
+    await process.stop()
+    (data_dir / "controller").rename(tmp_path / "aside")
+    process = NodeProcess(config)
+    with pytest.raises(WrongDataDirectory, match="the only controller of cluster"):
+        await process.start()
+    await process.stop()
+    assert not (data_dir / "controller").exists()
+    (tmp_path / "aside").rename(data_dir / "controller")
+    process = NodeProcess(config)
+    await process.start()
+    await process.stop()
 
 
 @pytest.mark.processes

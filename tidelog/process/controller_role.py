@@ -8,6 +8,7 @@ Entry: `ControllerRole`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from tidelog.controller.directory_check import JOURNAL_FILE
@@ -81,16 +82,36 @@ class ControllerRole:
     async def start(self) -> None:
         """Start it; the only controller of a cluster is active then."""
         settings = self._config.controller
-        if not settings.members:
+        timeout_s = settings.command_timeout_ms / 1000
+        is_alone = len(settings.members) <= 1
+        if is_alone:
             self._check_not_lost()
         await self.node.start()
         if not settings.members:
-            await self.node.wait_active(settings.command_timeout_ms / 1000)
+            await self.node.wait_active(timeout_s)
+        if is_alone and "broker" not in self._config.node.roles:
+            await self._bind(timeout_s)
         if self._searches:
             self._orphans.start()
 
+    async def _bind(self, timeout_s: float) -> None:
+        """Bind the data directory to the cluster, as the broker of a process does, if the cluster is known in time.
+
+        It is not where the quorum has grown, and its other members are away. Raises `WrongDataDirectory`.
+        """
+        node = self.node
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not node.image.cluster_id:
+                    await node.feed.wait_newer(node.image.version, timeout_s)
+        if node.image.cluster_id:
+            self._directory.belongs_to(node.image.cluster_id)
+
     def _check_not_lost(self) -> None:
-        """Raise `WrongDataDirectory` if the directory was a cluster's, and its only controller's files are gone."""
+        """Raise `WrongDataDirectory` if the directory was a cluster's, and its only controller's files are gone.
+
+        Also of a quorum of one: it needs nobody to begin another cluster.
+        """
         directory, folder = self._directory, self._directory.path / CONTROLLER_FOLDER
         if directory.cluster_id and not (folder / JOURNAL_FILE).exists():
             raise WrongDataDirectory(
