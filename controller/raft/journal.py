@@ -5,7 +5,8 @@ that was buffered when `sync` was called: header with its own CRC32C, sequence n
 body CRC32C and an end marker. A frame is synced before the next one is written, so only the last frame can be torn by a
 crash: a bad frame followed by a complete frame is corruption, never cut (`CorruptData`). The file only grows into new
 space, so a torn write shows as a missing end or as sectors of zeros; a *complete* last frame that fails its checksum is
-corruption too.
+corruption too. So is a file without a complete first frame, an empty one included: that frame was durable before the
+file had its name.
 
 Invariants: nothing for which `sync` returned is lost by a kill or power loss; a failed fdatasync is never repeated
 (`StorageFailed`: the kernel may have dropped the pages); a failed write (disk full) is undone and may be retried
@@ -80,10 +81,10 @@ class Journal:
         try:
             files.make_directory(path.parent)
             files.remove(path.with_name(path.name + ".tmp"))
-            data = files.read(path) if files.exists(path) else b""
-            if len(data) < _FILE_HEADER.size and not data.strip(b"\x00"):
+            if not files.exists(path):
                 journal._rewrite()
                 return journal
+            data = files.read(path)
             good = journal._load(data)
             journal._file = file = files.open(path)
             file.cut(good)
@@ -102,8 +103,7 @@ class Journal:
         """
         journal = cls(path)
         data = path.read_bytes()
-        good = journal._load(data) if len(data) >= _FILE_HEADER.size or data.strip(b"\x00") else 0
-        journal._end = good
+        journal._end = good = journal._load(data)
         return journal, len(data) - good
 
     def _corrupt(self, offset: int, what: str) -> DamagedFile:
@@ -124,6 +124,8 @@ class Journal:
             if end is None:
                 break
             position = end
+        if self._sequence == 0:
+            raise self._corrupt(position, "its first frame is incomplete: this is a part of a journal")
         return position
 
     def _load_frame(self, data: bytes, position: int) -> int | None:

@@ -271,3 +271,28 @@ def test_examining_changes_nothing_and_tells_of_a_torn_tail(tmp_path: Path) -> N
         assert journal.last_index == (5 if end == sizes[-1] else 4)
     with pytest.raises(FileNotFoundError):
         Journal.examine(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_file_that_does_not_have_its_first_frame_is_damage_and_not_a_new_journal(
+    is_compacted: bool, tmp_path: Path
+) -> None:
+    """That frame is durable before the file is put in place: no crash tears it, a copy that was cut short does."""
+    path = tmp_path / "journal"
+    journal = Journal.open(path)
+    journal.set_term(7, "2")
+    for index in range(1, 4):
+        journal.append(b"command %d" % index, index, 7)
+    journal.sync()
+    if is_compacted:
+        journal.drop_to(1)
+    journal.close()
+    whole = path.read_bytes()
+    first = len(whole) if is_compacted else filled(tmp_path / "other", 0)[1][0]
+    for length in range(first):
+        for data in (whole[:length], bytes(length)):
+            path.write_bytes(data)
+            for read in (Journal.open, Journal.examine):
+                with pytest.raises(CorruptData):
+                    read(path)
+            assert path.read_bytes() == data, "the file is left alone"
