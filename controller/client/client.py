@@ -127,12 +127,18 @@ class ControllerClient:
         self._follows_image = follows_image
         self._network = network
         self._credentials = credentials
-        self._commands = RpcChannel(endpoints, network, credentials, follows=follows_image)
-        self._polls = RpcChannel(endpoints, network, credentials, follows=follows_image)
+        self._commands = RpcChannel(
+            endpoints, network, credentials, follows=follows_image, cluster_id=self._own_cluster
+        )
+        self._polls = RpcChannel(endpoints, network, credentials, follows=follows_image, cluster_id=self._own_cluster)
         self._follower: Follower = ImageFollower(self._polls, clock, rng) if local is None else LocalFollower(local)
         self._follower.subscribe(self._image_changed)
         self._heartbeat = Heartbeat(
-            endpoints, lambda one: RpcChannel([one], network, credentials), clock, rng, timing.heartbeat_interval_s
+            endpoints,
+            lambda one: RpcChannel([one], network, credentials, cluster_id=self._own_cluster),
+            clock,
+            rng,
+            timing.heartbeat_interval_s,
         )
         self._heartbeat.version = lambda: self.image.version
         self._heartbeat.on_behind = self._follow_another
@@ -154,6 +160,10 @@ class ControllerClient:
     def image(self) -> Image:
         """Return the local copy of the metadata."""
         return self._follower.image
+
+    def _own_cluster(self) -> str:
+        """Return the cluster that is asked; empty until the first image is there."""
+        return self.image.cluster_id
 
     async def start(self) -> None:
         """Connect and load the first image. Retries indefinitely; repeated failures are logged at a bounded rate."""

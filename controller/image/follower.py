@@ -27,6 +27,7 @@ from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import STEP_ROWS, Delta, Image
 from tidelog.controller.image.transfer import ImageReceiver
 from tidelog.controller.machine.state import decode_mutation
+from tidelog.controller.model.errors import OtherCluster
 from tidelog.controller.rpc.connection import DELTA_VERSION, CallTimeout, PollParams, PollReply, RpcChannel
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
@@ -162,7 +163,8 @@ class ImageFollower(Follower):
                 await self._poll()
                 self._backoff.reset()
             except (TidelogError, *DECODE_ERRORS) as error:
-                level = logging.INFO if isinstance(error, Unavailable | Overloaded) else logging.ERROR
+                passes = isinstance(error, Unavailable | Overloaded) and not isinstance(error, OtherCluster)
+                level = logging.INFO if passes else logging.ERROR
                 event = "cannot follow the controller; trying again"
                 self._limiter.line(type(error).__name__, level, event, {"error": str(error)})
                 await self._clock.sleep(self._backoff.next_delay_s())

@@ -27,6 +27,10 @@ class NotController(Unavailable):
         return (host.strip("[]"), int(port)) if port.isdecimal() else None
 
 
+class OtherCluster(NotController):
+    """This member belongs to another cluster than the caller; try another member."""
+
+
 class ImageTransferLost(Unavailable):
     """A request does not continue a transfer of this connection; load the image from its beginning."""
 

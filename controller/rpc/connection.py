@@ -1,7 +1,7 @@
 """RPC of the controllers: requests and responses over `tidelog.runtime.wire` frames, many in flight on a connection.
 
-A request is a frame of kind 1 with msgpack `[id, method, parameters]`, a response one of kind 2 with `[id, error or
-nil, result]`; responses arrive in any order. Methods, parameters and results are the structs below,
+A request is a frame of kind 1 with msgpack `[id, method, parameters, cluster id]`, a response one of kind 2 with `[id,
+error or nil, result]`; responses arrive in any order. Methods, parameters and results are the structs below,
 and those of images in `tidelog.controller.image.transfer`
 (docs/formats/controller.md). Bounds: the size of a frame, the requests in flight on a connection (beyond which the
 server stops reading), the bytes waiting to be sent (beyond which it stops replying).
@@ -71,6 +71,8 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
     id: int
     method: str
     params: msgspec.Raw
+    cluster_id: str = ""
+    """The caller's; empty: it has none yet, asks any cluster, or is of an older version."""
 
 
 class _Response(msgspec.Struct, frozen=True, array_like=True):
@@ -277,6 +279,8 @@ class RpcConnection(asyncio.Protocol):
         """Address of the other side, without the port."""
         self.answers = 0
         """Number of responses received."""
+        self.cluster_id = ""
+        """The cluster that the other side's requests are for; empty: they do not tell."""
 
     @property
     def is_open(self) -> bool:
@@ -420,6 +424,7 @@ class RpcConnection(asyncio.Protocol):
             await self._authentic
 
     def _serve(self, request: _Request) -> None:
+        self.cluster_id = request.cluster_id or self.cluster_id
         self._tasks.spawn(self._answer(request), "request")
         if len(self._tasks) >= MAX_REQUESTS and not self._paused_reading and self._transport is not None:
             self._paused_reading = True
@@ -455,12 +460,15 @@ class RpcConnection(asyncio.Protocol):
         else:
             future.set_exception(from_wire(response.error))
 
-    async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
-        """Send a request. Raises the other side's error, and `Unavailable` after `timeout_s` or a lost connection."""
+    async def call(self, method: str, params: Any, timeout_s: float, cluster_id: str = "") -> msgspec.Raw:
+        """Send a request to a process of a cluster (empty: any).
+
+        Raises the other side's error, and `Unavailable` after `timeout_s` or a lost connection.
+        """
         if not self.is_open or self._transport is None:
             raise Unavailable("the connection to the controller is closed")
         request_id = next(self._ids)
-        request = _Request(request_id, method, msgspec.Raw(_encoder.encode(params)))
+        request = _Request(request_id, method, msgspec.Raw(_encoder.encode(params)), cluster_id)
         payload = _encoder.encode(request)
         future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
@@ -493,6 +501,9 @@ def _not_asked(endpoint: Endpoint) -> Unavailable:
 class RpcChannel:
     """A client's connection to any reachable controller: opened on demand, replaced when lost.
 
+    `cluster_id` returns the cluster that is asked (empty: any). At the address of a controller may be one of another
+    cluster, with the same secret: its own were lost, or replaced.
+
     `follows`: a controller that is not active may tell the address of one that is not in `endpoints`, such as that of a
     replacement. It is tried until a call to it fails.
 
@@ -508,8 +519,10 @@ class RpcChannel:
         credentials: Credentials | None = None,
         *,
         follows: bool = False,
+        cluster_id: Callable[[], str] = lambda: "",
     ) -> None:
         assert endpoints
+        self._cluster_id = cluster_id
         self._follows = follows
         self._told: Endpoint | None = None
         """Address of the active controller, if `endpoints` does not have it."""
@@ -553,7 +566,7 @@ class RpcChannel:
         try:
             connection = await self._open(timeout_s)
             seen = connection.answers
-            return await connection.call(method, params, timeout_s)
+            return await connection.call(method, params, timeout_s, self._cluster_id())
         except CallTimeout:
             self._timeouts += 1
             if self._timeouts >= MAX_TIMEOUTS or len(self._endpoints) > 1 or self._told is not None:

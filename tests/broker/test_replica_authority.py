@@ -61,18 +61,18 @@ class FaultyNetwork(TcpNetwork):
         faults = self._faults
 
         class Faulty(RpcConnection):
-            async def call(self, method: str, params: Any, timeout_s: float) -> Any:
+            async def call(self, method: str, params: Any, timeout_s: float, cluster_id: str = "") -> Any:
                 if method != "command":
-                    return await super().call(method, params, timeout_s)
+                    return await super().call(method, params, timeout_s, cluster_id)
                 kind = type(c.decode_command(params.command))
                 if kind is not AlterSyncStateSet:
-                    answer = await super().call(method, params, timeout_s)
+                    answer = await super().call(method, params, timeout_s, cluster_id)
                     if kind in faults.held:
                         await faults.held[kind].wait()
                     return answer
                 faults.asked.append(params)
                 faults.before(params)
-                answer = await super().call(method, params, timeout_s)
+                answer = await super().call(method, params, timeout_s, cluster_id)
                 faults.after(params)
                 faults.answered += 1
                 return answer

@@ -26,6 +26,7 @@ from tidelog.controller.model.errors import (
     BrokerIdInUse,
     InvalidPartitions,
     NotController,
+    OtherCluster,
     OutcomeUnknown,
     RemoteError,
     StaleBrokerEpoch,
@@ -248,6 +249,38 @@ async def test_a_retried_command_takes_effect_once(tmp_path: Path) -> None:
     await protocol.close()
     await client.close()
     await node.close()
+
+
+async def test_a_controller_of_another_cluster_at_the_same_address_is_neither_asked_nor_kept_alive_for(
+    tmp_path: Path,
+) -> None:
+    """Its ids of objects are in use in the caller's bucket: what was written under them would replace what is there."""
+    network = KeptNetwork()
+    node, client = await world(tmp_path / "a", network=network, budget_s=1)
+    other, its = await world(tmp_path / "b")
+    epoch = await register(client)
+    assert await register(its) == epoch
+    used = await client.prepare_objects(1, 60_000)
+    while other.image.version <= client.image.version:  # it knows enough to believe itself
+        await its.put_kv("key", b"%d" % other.image.version)
+    await its.close()
+    await until(lambda: not other.hears(0) and not other.image.brokers[0].alive)
+    network.redirected[node.address] = other.address
+    network.lose()
+    before = other.image.version
+    with pytest.raises(OutcomeUnknown, match=f"the caller belongs to cluster {node.image.cluster_id}"):
+        await client.prepare_objects(1, 60_000)
+    with pytest.raises(OtherCluster):
+        await client.unknown_objects([used])
+    with pytest.raises(OtherCluster):
+        await client.transfer_leadership(None)
+    assert (other.image.version, other.image.objects, other.hears(0)) == (before, {}, False)
+    network.redirected.clear()
+    network.lose()
+    assert await client.prepare_objects(1, 60_000) == used + 1
+    await client.close()
+    await node.close()
+    await other.close()
 
 
 async def test_clients_may_not_act_as_the_controller(tmp_path: Path) -> None:
@@ -584,8 +617,8 @@ async def test_a_command_that_waits_long_for_its_answer_is_not_forgotten_for_its
     slow_until = asyncio.Event()
 
     class SlowFirst(RpcConnection):
-        async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
-            answer = await super().call(method, params, timeout_s)
+        async def call(self, method: str, params: Any, timeout_s: float, cluster_id: str = "") -> msgspec.Raw:
+            answer = await super().call(method, params, timeout_s, cluster_id)
             if method == "command" and params.sequence == 1 and not slow_until.is_set():
                 await slow_until.wait()  # it took effect
                 raise Unavailable("the answer is lost")
