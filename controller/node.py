@@ -76,6 +76,8 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 4_096
 MAX_WAIT_MS = 30_000
 """Bound on a long poll."""
+APPLY_S = 0.1
+"""How long a command waits for what its caller knows already: the active controller applies it first."""
 MAX_UNKNOWN_IDS = 10_000
 """Ids in one `unknown-objects` request, which is answered in one turn of the event loop."""
 BALANCE_METHODS = frozenset({"balance", "balance-plan", "balance-status", "scale"})
@@ -607,6 +609,7 @@ class ControllerNode:
             raise InvalidInput("a command needs a dedupe id", hint="call `session` first")
         if isinstance(command, c.RegisterBroker):
             c.require_member(command, self._level)
+        await self._require_as_new(params.version, term)
         completed = self._completed(command)
         result = await self._propose_envelope(completed, term, params.client_id, params.sequence, params.done)
         if isinstance(command, c.RegisterBroker):  # written at level 0, it may have come to its place after a raise
@@ -620,6 +623,21 @@ class ControllerNode:
         if isinstance(command, c.DeleteTopic):
             self._lifecycle.wake_deletions()
         return result
+
+    async def _require_as_new(self, version: int, term: int) -> None:
+        """Refuse who has newer metadata than this controller's log: the ids that it would be given are in use.
+
+        This one was deposed, or its directory is an older copy.
+        """
+        if version <= self.image.version:
+            return
+        await self.feed.wait_newer(version - 1, APPLY_S)
+        if self.image.version >= version:
+            return
+        if await self._confirm_term() != term or self.image.version < version:
+            raise self._not_active(
+                f"the caller has metadata of version {version}; this controller's is of {self.image.version}"
+            )
 
     def _completed(self, command: c.AnyCommand) -> c.AnyCommand:
         """Return a client's command with what the active controller adds: its settings, and the load of brokers."""
@@ -654,6 +672,8 @@ class ControllerNode:
     def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> HeartbeatReply | None:
         """Record a heartbeat, on every member, for the next active controller."""
         record = self.image.brokers.get(params.broker_id)
+        if self._keeper is not None and connection.cluster_id and record is not None:
+            self._keeper.note_version(record, params.registration_epoch, params.version)
         if record is None or record.registration_epoch != params.registration_epoch:
             current = record.registration_epoch if record is not None else None
             if self._may_know_less(params, current):

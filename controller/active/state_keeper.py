@@ -11,7 +11,7 @@ Whoever becomes active has all commands of earlier terms in its log, so no state
 begins with, but those that it puts itself. One that is shows that this log is an older copy, or that a process runs
 over a copy of its directory: the two would give the same ids to different objects, and overwrite each other's. The
 controller ends then. It looks before its term changes anything: what each refused start would add to the log could
-make an old copy look new.
+make an old copy look new. A broker with newer metadata than the whole log shows the same.
 
 Entry: `StateKeeper.run`; `check_owner` before anything is deleted from the bucket; `write_last` at a clean stop.
 """
@@ -45,6 +45,7 @@ from tidelog.controller.model.bucket_state import (
 from tidelog.controller.model.commands import Barrier
 from tidelog.controller.model.errors import NotController
 from tidelog.controller.model.levels import NewerLevel
+from tidelog.controller.model.records import BrokerRecord
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, TidelogError
@@ -63,6 +64,10 @@ NEWER_STATE_S = 30.0
 """How long it waits for a state whose first bytes say that it is newer than its log: that of a large cluster."""
 LAST_WRITE_S = 10.0
 """How long a stop waits for the last state."""
+OLDER_COPY = (
+    "stop the other process, if there is one. Otherwise put the newest data directory in place, or make one of what is"
+    " in the bucket: `tidelog cluster rebuild`"
+)
 KNOWN_STATES = 1024
 """How many states a keeper remembers to have put, or tried to, until it finds them in the bucket."""
 TakeState = Callable[[], asyncio.Future[StateCopy]]
@@ -130,6 +135,8 @@ class StateKeeper:
         many as there are, where nobody may delete them."""
         self._has_looked = False
         """Whether the states have been compared with the log in the present term."""
+        self._newest = (0, -1)
+        """The newest metadata version that a broker was heard to have, and the broker."""
         self._term_written = -1
         self._written_at = 0.0
         self._shown_at = 0.0
@@ -146,10 +153,31 @@ class StateKeeper:
             await self._clock.sleep(LOOK_S)
             if not self._role.is_active():
                 continue
-            if self._is_due():
+            if self._newest[0] > self._role.image().version:
+                await self._try(self._end_for_broker)
+            elif self._is_due():
                 await self._try(self.write)
             elif 1000 * (self._clock.monotonic() - self._shown_at) >= self._settings.state_interval_ms:
                 await self._try(self._show)
+
+    def note_version(self, broker: BrokerRecord, registration_epoch: int, version: int) -> None:
+        """A broker of this cluster has metadata of this version. One of an older registration is of an older cluster,
+        which may have been given up with what it knows."""
+        if registration_epoch >= broker.registration_epoch:
+            self._newest = max(self._newest, (version, broker.id))
+
+    async def _end_for_broker(self) -> None:
+        """End because of a broker with newer metadata, if another controller has not become active since."""
+        term, (version, broker_id) = self._term(), self._newest
+        if await self._confirm() != term:
+            raise NotController("a broker has newer metadata, and this controller is not active any more")
+        ours = self._role.image().version
+        if ours < version:
+            raise self._refuse(
+                f"broker {broker_id} has metadata of version {version}; this controller's, of its whole log, is of"
+                f" version {ours}: its data directory is an older copy, or another process runs over a copy",
+                hint=f"{OLDER_COPY}. If there is nothing newer, stop all brokers before you start it again",
+            )
 
     def _is_due(self) -> bool:
         """A controller that has just become active writes one at once: what others wrote may say that they stopped."""
@@ -301,8 +329,7 @@ class StateKeeper:
         raise self._refuse(
             f"the bucket {self._store.url} has metadata of cluster {cluster_id} of version {version}; this controller"
             f" began with version {began_at}: its data directory is an older copy, or another process runs over a copy",
-            hint="stop the other process, if there is one. Otherwise put the newest data directory in place, or make"
-            " one of what is in the bucket: `tidelog cluster rebuild`",
+            hint=OLDER_COPY,
         )
 
     async def _version_of(self, info: ObjectInfo, began_at: int, limit: asyncio.Timeout | None) -> int:

@@ -429,7 +429,7 @@ class ControllerClient:
     async def _ask(self, sequence: int, command: msgspec.Raw, deadline: float, budget_s: float) -> c.Result:
         backoff = Backoff(base_s=0.02, cap_s=1.0 if len(self._endpoints) == 1 else 0.25, rng=self._rng)
         while True:
-            params = CommandParams(self._client_id, sequence, min(self._open_sequences), command)
+            params = CommandParams(self._client_id, sequence, min(self._open_sequences), command, self.image.version)
             try:
                 left = deadline - self._clock.monotonic()
                 attempt_s = max(0.1, min(left, self._attempt_s()))

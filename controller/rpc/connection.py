@@ -88,6 +88,8 @@ class CommandParams(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
     done: int
     command: msgspec.Raw
+    version: int = 0
+    """Metadata version that the caller has; 0: none, or an older version, which does not tell it."""
 
 
 class PollParams(msgspec.Struct, frozen=True, array_like=True):

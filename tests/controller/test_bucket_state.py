@@ -15,7 +15,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.controller.controller_helpers import ask, make_node, until
+from tests.controller.controller_helpers import KeptNetwork, ask, make_client, make_node, until
 from tidelog.controller.active import state_keeper
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.state_keeper import BucketSuperseded, KeptLog, StateKeeper
@@ -36,7 +36,7 @@ from tidelog.controller.model.bucket_state import (
     state_key,
     version_in,
 )
-from tidelog.controller.model.errors import NotController
+from tidelog.controller.model.errors import NotController, OutcomeUnknown
 from tidelog.controller.model.levels import NewerLevel
 from tidelog.controller.model.records import ClusterRecord
 from tidelog.controller.model.settings import ControllerSettings
@@ -268,6 +268,58 @@ async def test_a_controller_finds_later_that_another_one_has_gone_on_from_the_sa
     await until(lambda: bool(failed))
     assert isinstance(failed[0], BucketSuperseded)
     await node.close()
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_a_broker_that_knows_more_is_given_no_ids_by_an_older_copy_which_ends(tmp_path: Path) -> None:
+    """The bucket has no metadata that is newer than the copy. Ids that it gives out are those of objects there."""
+    network = KeptNetwork()
+    node = await copied_between_two_lives(tmp_path / "new", tmp_path / "old", MemoryObjectStore(SystemClock()))
+    client = make_client(node.address, network=network, heartbeat_interval_s=0.05, budget_s=1)
+    await client.start()
+    await client.register_broker(c.RegisterBroker(0, "c", "a", "h", 9092, "", ""))
+    used = await client.prepare_objects(1, 60_000)
+    await node.close()
+    failed: list[Exception] = []
+    store = MemoryObjectStore(SystemClock())
+    copy = make_node(tmp_path / "old", settings=QUICK, state_store=store, on_failed=failed.append)
+    await copy.start()
+    await copy.wait_active(10)
+    assert used not in copy.image.objects
+    network.redirected[node.address] = copy.address
+    with pytest.raises(OutcomeUnknown):
+        await client.prepare_objects(1, 60_000)
+    assert used not in copy.image.objects
+    await client.close()
+    await copy.close()
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_an_older_copy_ends_when_a_broker_has_newer_metadata(tmp_path: Path) -> None:
+    network = KeptNetwork()
+    store = MemoryObjectStore(SystemClock())
+    node = await started(tmp_path / "new", store)
+    client = make_client(node.address, network=network, heartbeat_interval_s=0.05)
+    await client.start()
+    epoch = await client.register_broker(c.RegisterBroker(0, "c", "a", "h", 9092, "", ""))
+    await node.close()
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    node = await started(tmp_path / "new", store)
+    network.redirected[client.endpoints[0]] = node.address
+    await client.put_kv("key", b"value")
+    await node.close()
+    failed: list[Exception] = []
+    copy = make_node(
+        tmp_path / "old", settings=QUICK, state_store=MemoryObjectStore(SystemClock()), on_failed=failed.append
+    )
+    await copy.start()
+    await copy.wait_active(10)
+    assert copy.image.brokers[0].registration_epoch == epoch and not failed
+    network.redirected[client.endpoints[0]] = copy.address
+    await until(lambda: bool(failed))
+    assert isinstance(failed[0], BucketSuperseded) and "broker 0 has metadata of version" in str(failed[0])
+    await client.close()
+    await copy.close()
 
 
 class KeepingStore(MemoryObjectStore):
