@@ -74,7 +74,13 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     base.registry.add_problems("groups", groups.problems)
     _export_offsets(base, manager, groups)
     peers = PeerListener(
-        hints, world.between_brokers, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
+        hints,
+        world.between_brokers,
+        world.clock,
+        credentials,
+        membership.hint_reply,
+        adopt_wal=data.door.adopt,
+        cluster_id=lambda: controller.image.cluster_id,
     )
     txn = TxnParts(
         base.broker_id,

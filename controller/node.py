@@ -42,7 +42,7 @@ from tidelog.controller.machine.state import FailedCommand
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.bucket_state import generation_of
-from tidelog.controller.model.errors import NotController, OtherCluster, StaleBrokerEpoch, from_wire
+from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
 from tidelog.controller.model.leases import TakeLease
 from tidelog.controller.model.levels import NEWEST, SUPPORTED
 from tidelog.controller.model.load import HeartbeatReply
@@ -546,7 +546,7 @@ class ControllerNode:
             self._lifecycle.wake()
 
     async def _handle(self, connection: RpcConnection, method: str, params: msgspec.Raw) -> bytes:
-        self._require_cluster(connection.cluster_id)
+        connection.require_cluster(self.image.cluster_id)  # the ids that others would be given are in use there
         if method == "command":
             return await self._command(msgspec.msgpack.decode(params, type=CommandParams))
         if method == "poll":
@@ -580,18 +580,6 @@ class ControllerNode:
             self._lifecycle.wake()
             return msgspec.msgpack.encode(changed)
         raise InvalidInput(f"there is no method {method[:50]!r}", hint="the caller is newer than this controller")
-
-    def _require_cluster(self, theirs: str) -> None:
-        """Refuse who asks another cluster. The ids that it would be given are in use there.
-
-        It was connected to its own at this address, or this one's directory was lost or replaced.
-        """
-        ours = self.image.cluster_id
-        if theirs and ours and theirs != ours:
-            raise OtherCluster(
-                f"the caller belongs to cluster {theirs}; this is a controller of {ours}",
-                hint="its directory was replaced, or the endpoint is another cluster's",
-            )
 
     def _image_chunk(self, connection: RpcConnection, params: ImageParams) -> ImageChunk | PlainChunk:
         if params.format == PLAIN_FORMAT:

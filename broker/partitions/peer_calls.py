@@ -53,11 +53,14 @@ class PeerCalls:
         known = self._channels.get(broker_id)
         if known is not None and known[0] == address:
             return known[1]
-        channel = RpcChannel([split_address(address)], self._network, self._credentials)
+        channel = RpcChannel([split_address(address)], self._network, self._credentials, cluster_id=self._own_cluster)
         self._channels[broker_id] = (address, channel)
         if known is not None:
             self._tasks.spawn(known[1].close(), "close")
         return channel
+
+    def _own_cluster(self) -> str:
+        return self._controller.image.cluster_id
 
     def _image_changed(self, delta: Delta) -> None:
         for _, broker_id, record in delta.of("brokers"):

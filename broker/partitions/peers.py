@@ -58,6 +58,7 @@ class PeerListener:
         ready: Callable[[], HintReply | None],
         *,
         adopt_wal: AdoptPeer | None = None,
+        cluster_id: Callable[[], str] = lambda: "",
     ) -> None:
         """`ready()` returns the reply to a hint; None while this broker does not open partitions.
 
@@ -65,6 +66,7 @@ class PeerListener:
         """
         self._hints = hints
         self._ready = ready
+        self._cluster_id = cluster_id
         self._credentials = credentials
         self._methods: dict[str, PeerMethod] = {"hint": self._take_hint}
         self._rpc = RpcListener(
@@ -89,6 +91,7 @@ class PeerListener:
         return self._rpc.address[1]
 
     async def _handle(self, connection: RpcConnection, method: str, params: msgspec.Raw) -> bytes:
+        connection.require_cluster(self._cluster_id())
         called = self._methods.get(method)
         if called is None:
             raise InvalidInput(f"there is no method {method[:50]!r} between brokers")

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
-from tidelog.controller.model.errors import ErrorInfo, NotController, from_wire, to_wire
+from tidelog.controller.model.errors import ErrorInfo, NotController, OtherCluster, from_wire, to_wire
 from tidelog.controller.model.load import BrokerLoad
 from tidelog.controller.rpc.handshake import (
     NO_NODE,
@@ -481,6 +481,17 @@ class RpcConnection(asyncio.Protocol):
             raise CallTimeout(f"the controller did not answer {method} within {timeout_s:.1f} s") from None
         finally:
             self._waiting.pop(request_id, None)
+
+    def require_cluster(self, ours: str) -> None:
+        """Refuse the requests of a caller that asks another cluster than ours. Raises `OtherCluster`.
+
+        It knew one of its own at this address, or the directory of the process there was lost or replaced.
+        """
+        if self.cluster_id and ours and self.cluster_id != ours:
+            raise OtherCluster(
+                f"the caller belongs to cluster {self.cluster_id}; this process belongs to {ours}",
+                hint="the directory of this process was replaced, or the address is another cluster's",
+            )
 
     def abort(self) -> None:
         """Drop the connection now."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Callable
+from typing import cast
 
 import msgspec
 import pytest
@@ -20,7 +23,13 @@ from tidelog.broker.partitions.hints import (
     Tails,
     encode_hint,
 )
+from tidelog.broker.partitions.peer_calls import PeerCalls
 from tidelog.broker.partitions.peers import PeerListener
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.machine.tables import RowChange
+from tidelog.controller.model.errors import OtherCluster
+from tidelog.controller.model.records import BrokerRecord, ClusterRecord
 from tidelog.controller.rpc.connection import RpcChannel
 from tidelog.controller.rpc.handshake import Credentials, NotAuthentic
 from tidelog.runtime.clock import SystemClock
@@ -200,6 +209,33 @@ async def test_only_who_knows_the_secret_can_hint() -> None:
     open_to_all = PeerListener(box, network, clock, None, lambda: None)
     assert await open_to_all.start("0.0.0.0", 0) == 0, "without a secret on the loopback interface only"
     await open_to_all.close()
+
+
+class KnownBrokers:
+    """What calls of other brokers ask of the controllers' client."""
+
+    def __init__(self, cluster_id: str, port: int) -> None:
+        self.image = Image()
+        cluster = ClusterRecord(cluster_id, 1, 1, 0)
+        broker = BrokerRecord(3, "check", "h", 1, "", "", "a", 1, True, peer_address=f"127.0.0.1:{port}")
+        self.image.apply(Delta(1, [RowChange("cluster", "", cluster), RowChange("brokers", 3, broker)]))
+
+    def subscribe(self, callback: object) -> Callable[[], None]:
+        return lambda: None
+
+
+@pytest.mark.parametrize(("cluster_id", "taken"), [("mine", 1), ("another", 0)])
+async def test_a_broker_of_another_cluster_at_the_same_address_is_given_nothing(cluster_id: str, taken: int) -> None:
+    box = Box()
+    credentials = Credentials(b"the secret of both clusters", 1)
+    listener = PeerListener(box, TcpNetwork(), SystemClock(), credentials, lambda: None, cluster_id=lambda: cluster_id)
+    known = KnownBrokers("mine", await listener.start("127.0.0.1", 0))
+    calls = PeerCalls(cast(ControllerClient, known), TcpNetwork(), credentials)
+    with contextlib.nullcontext() if taken else pytest.raises(OtherCluster):
+        await calls.call(3, "hint", hint(), 2.0)
+    assert box.counts["taken"] == taken
+    await calls.close()
+    await listener.close()
 
 
 async def test_what_is_no_hint_is_refused_and_the_connection_lives() -> None:
