@@ -82,6 +82,21 @@ async def test_a_start_that_fails_gives_the_data_directory_back(tmp_path: Path) 
         await process.stop()
 
 
+@pytest.mark.parametrize("left", ["wal/00000000000000000000.wal", "replica-2/id"])
+async def test_a_broker_that_does_not_know_its_id_takes_no_wal_for_its_own(left: str, tmp_path: Path) -> None:
+    """It would ask for another id, and drop all records in the WAL as those of partitions of another one."""
+    write_secret(tmp_path / "secret")
+    config, file = Config(), tmp_path / "data" / left
+    config.node.roles, config.node.data_dir, config.kafka.port = ["broker"], str(tmp_path / "data"), 0
+    config.controller.endpoints, config.controller.secret_file = ["127.0.0.1:1"], str(tmp_path / "secret")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"records")
+    process = NodeProcess(config)
+    with pytest.raises(WrongDataDirectory, match="does not say whose it is"):
+        await process.start()
+    await process.stop()
+
+
 @pytest.mark.parametrize("roles", [["controller", "broker"], ["controller"]])
 @pytest.mark.parametrize("is_quorum", [False, True])
 async def test_the_only_controller_without_its_files_makes_no_other_cluster(

@@ -67,7 +67,7 @@ def read_identity(file: Path) -> dict[str, Any] | None:
             str(file),
             0,
             f"the identity file is damaged: {error}",
-            hint="restore it from a copy; deleting it turns this into a new, empty broker directory",
+            hint="restore it from a copy; without it this is a new broker's, unless node.id says which one",
         ) from error
     assert isinstance(body, dict)
     return body

@@ -24,7 +24,14 @@ from tidelog.controller.rpc.connection import Endpoint
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.secret import read_secret
 from tidelog.process.accepted_loss import use_lost_bucket
-from tidelog.process.data_dir import CONTROLLER_FOLDER, LONE_NODE_ID, WAL_FOLDER, DataDirectory
+from tidelog.process.data_dir import (
+    CONTROLLER_FOLDER,
+    IDENTITY_FILE,
+    LONE_NODE_ID,
+    WAL_FOLDER,
+    DataDirectory,
+    WrongDataDirectory,
+)
 from tidelog.process.replica_disks import PREFIX as REPLICA_PREFIX
 from tidelog.process.replica_disks import replicas_in
 from tidelog.runtime.clock import Clock
@@ -116,6 +123,8 @@ async def learn(
     known = settings.endpoints or parse_members(settings.members).values()
     endpoints = [split_address(text) for text in known]
     if directory.broker_id < 0:
+        if endpoints:
+            _check_not_used(path)
         directory.assign(await _find_id(config, outside, directory.check_code, endpoints, credentials))
     config.node.id = directory.broker_id
     clock = outside.clock
@@ -123,6 +132,20 @@ async def learn(
     store = open_store(config.s3, path, clock, outside.rng, proof, outside.open_backend)
     closing.push_async_callback(store.close)
     return NodeBase(config, outside, directory, credentials_of(config), endpoints, store, sources or {})
+
+
+def _check_not_used(path: Path) -> None:
+    """Raise `WrongDataDirectory` if a directory whose broker is not known has a WAL.
+
+    Under another id it would be recovered as the WAL of another replica set: the records of all partitions are dropped.
+    """
+    found = [*path.glob(f"{WAL_FOLDER}/*.wal"), *path.glob(f"{REPLICA_PREFIX}*")]
+    if found:
+        raise WrongDataDirectory(
+            f"data directory {path} has {found[0].relative_to(path)}, and {IDENTITY_FILE} does not say whose it is",
+            hint=f"put {IDENTITY_FILE} back, from a copy; or set node.id to the id that this broker had, as"
+            " `tidelog broker list` shows it",
+        )
 
 
 async def _find_id(
