@@ -14,7 +14,7 @@ from tidelog.cli.subcommands.up import parse_racks
 from tidelog.config import Loaded
 from tidelog.controller.raft.quorum import parse_members
 from tidelog.process import cluster_layout
-from tidelog.process.data_dir import WrongDataDirectory, json_checksum
+from tidelog.process.data_dir import DataDirectory, WrongDataDirectory, json_checksum
 from tidelog.runtime.errors import ConfigError, DamagedFile
 from tidelog.runtime.ports import ephemeral_ports
 
@@ -58,6 +58,15 @@ def test_after_a_first_start_that_failed_the_refusal_of_other_options_says_how_t
             cluster_layout.plan(loaded(tmp_path), brokers, controllers)
         hint = refused.value.hint or ""
         assert (f"delete {tmp_path} to begin anew" in hint) == (what in ("nothing", "an identity of no cluster"))
+
+
+def test_a_single_broker_is_not_begun_beside_the_nodes_of_a_cluster_that_has_lost_its_layout(tmp_path: Path) -> None:
+    for node in cluster_layout.plan(loaded(tmp_path), 2):
+        DataDirectory.open(Path(node.config.node.data_dir), node.config.node.id, "code").close()
+    (tmp_path / "cluster.json").unlink()
+    with pytest.raises(WrongDataDirectory, match=r"the nodes of a cluster \(node-1, node-2\), and no cluster.json"):
+        cluster_layout.plan(loaded(tmp_path), 1)
+    assert [node.config.node.id for node in cluster_layout.plan(loaded(tmp_path), 2)] == [1, 2]
 
 
 def test_racks_are_given_in_turn_and_kept(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def plan(loaded: Loaded, brokers: int, controllers: int | None = None, racks: Se
     directory = Path(loaded.config.node.data_dir)
     layout = _read(directory / LAYOUT_FILE)
     if brokers == 1 and layout is None:
+        _require_no_nodes(directory)
         if racks:
             loaded.config.kafka.rack = racks[0]
         return [loaded]
@@ -106,6 +107,17 @@ def plan(loaded: Loaded, brokers: int, controllers: int | None = None, racks: Se
     write_secret(directory / SECRET_FILE)
     _write(directory / LAYOUT_FILE, layout)
     return [_node(loaded, layout, node_id) for node_id in ids]
+
+
+def _require_no_nodes(directory: Path) -> None:
+    """Raise `WrongDataDirectory` for the directory of a cluster that has lost its layout."""
+    nodes = [each.parent.name for each in sorted(directory.glob(f"node-*/{IDENTITY_FILE}"))]
+    if nodes:
+        raise WrongDataDirectory(
+            f"{directory} has the nodes of a cluster ({', '.join(nodes)}), and no {LAYOUT_FILE}: a single broker would"
+            " begin another cluster beside them",
+            hint=f"put {LAYOUT_FILE} back, from a copy; or give --brokers as they were, which makes it anew",
+        )
 
 
 def _fixed_controllers(directory: Path, layout: ClusterLayout) -> ConfigError:
