@@ -159,6 +159,8 @@ class ControllerNode:
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
         self._client_numbers = itertools.count(1)
+        self._life = ""
+        """Drawn at each activation."""
         self._rpc = RpcListener(
             self._handle,
             network=world.network,
@@ -425,7 +427,8 @@ class ControllerNode:
     async def _activate(self, term: int) -> None:
         backoff = Backoff(0.05, 5.0, self._rng)
         while True:
-            cluster_id = base64.urlsafe_b64encode(self._rng.randbytes(16)).decode().rstrip("=")
+            drawn = self._rng.randbytes(16)
+            cluster_id = base64.urlsafe_b64encode(drawn).decode().rstrip("=")
             try:
                 if self.image.cluster is None or self._level < NEWEST:  # what is not applied yet may be another level
                     await self._consensus.barrier(self._settings.command_timeout_ms / 1000)
@@ -445,7 +448,7 @@ class ControllerNode:
         self._sessions.activated(self._clock.monotonic())
         self._readers.activated(self._clock.monotonic())
         self._balancer.schedule.activated(self._clock.monotonic())
-        self._client_numbers = itertools.count(1)
+        self._client_numbers, self._life = itertools.count(1), drawn[:6].hex()
         self._active_term = term
         self._active.set()
         self._lifecycle.wake()
@@ -653,9 +656,13 @@ class ControllerNode:
         return await self._level_raise.run(params.level, dry_run=params.dry_run)
 
     async def _session(self) -> SessionReply:
-        """Return a unique session id: a term has one active controller, and this process counts within the term."""
+        """Return a unique session id: a term has one active controller, and this process counts within the term.
+
+        Two lives of one log may begin the same term: over a copy of the directory, or rebuilt from an older state.
+        """
         term = self._require_active()
-        return SessionReply(f"{term}.{self._node_id}.{next(self._client_numbers)}", self.image.cluster_id)
+        client_id = f"{term}.{self._node_id}.{self._life}.{next(self._client_numbers)}"
+        return SessionReply(client_id, self.image.cluster_id)
 
     def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> HeartbeatReply | None:
         """Record a heartbeat, on every member, for the next active controller."""

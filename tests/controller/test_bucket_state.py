@@ -42,7 +42,7 @@ from tidelog.controller.model.records import ClusterRecord
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rebuild.source import Damaged, newest_state
-from tidelog.controller.rpc.connection import CommandParams
+from tidelog.controller.rpc.connection import CommandParams, SessionReply
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData, Unavailable
 from tidelog.storage.bucket.common import StoreAccessDenied
@@ -291,6 +291,19 @@ async def test_a_broker_that_knows_more_is_given_no_ids_by_an_older_copy_which_e
         await client.prepare_objects(1, 60_000)
     assert used not in copy.image.objects
     await client.close()
+    await copy.close()
+
+
+async def test_two_lives_of_one_log_give_out_no_dedupe_id_twice(tmp_path: Path) -> None:
+    """Both begin the same term. Who was given its id by the first one may still ask the second one."""
+    store = MemoryObjectStore(SystemClock())
+    node = await copied_between_two_lives(tmp_path / "new", tmp_path / "old", store)
+    given = msgspec.msgpack.decode(await ask(node, "session", None), type=SessionReply).client_id
+    term = node.status()["term"]
+    await node.close()
+    copy = await started(tmp_path / "old", MemoryObjectStore(SystemClock()))
+    again = msgspec.msgpack.decode(await ask(copy, "session", None), type=SessionReply).client_id
+    assert copy.status()["term"] == term and again != given
     await copy.close()
 
 
