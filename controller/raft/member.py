@@ -31,7 +31,7 @@ from tidelog.controller.raft.surroundings import RaftSocket, Surroundings
 from tidelog.controller.raft.transfer import Snapshots, decode_piece, decode_plain_piece
 from tidelog.controller.raft.transport import PeerTransport
 from tidelog.controller.rpc.handshake import Credentials, Session
-from tidelog.runtime.errors import CorruptData, DamagedFile, StorageFailed, TidelogError
+from tidelog.runtime.errors import ConfigError, CorruptData, DamagedFile, StorageFailed, TidelogError
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class RaftMember(RaftCore):
                 files.remove(directory / leftover)
             self._first: Snapshot | None = read_snapshot(self._snapshot_path, files)
             align(self.journal, self._first)
-            self.applied = self._first_quorum(directory) if credentials is not None else Quorum({}, {})
+            self.applied = self._first_quorum(directory) if credentials is not None else self._no_quorum(directory)
             self.directory = self._open_directory(surroundings) if credentials is not None else DirectoryId("", True)
         except (TidelogError, OSError):
             self.journal.close()
@@ -260,6 +260,18 @@ class RaftMember(RaftCore):
             members = dict(self._configured)
             file.write(members)
         return Quorum(self._with_configured_addresses(members), {})
+
+    def _no_quorum(self, directory: Path) -> Quorum:
+        """Of a member that is alone. Raises `ConfigError` if it is of a quorum, whose others may go on without it."""
+        known = dict(self._first.members) if self._first is not None else {}
+        known = known or QuorumFile(directory, self._files).read() or {}
+        members = sorted(self._with_changes(Quorum(known, {}), 0).members)
+        if len(members) > 1:
+            raise ConfigError(
+                f"{directory} belongs to a quorum of controllers {members}, and this process is to be the only one",
+                hint="set controller.members and controller.secret_file as on the other nodes",
+            )
+        return Quorum({}, {})
 
     def _quorum_of(self, snapshot: Snapshot) -> Quorum:
         return Quorum(self._with_configured_addresses(dict(snapshot.members)), dict(snapshot.directories))

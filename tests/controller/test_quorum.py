@@ -291,6 +291,27 @@ async def test_whoever_hears_that_a_change_is_committed_finds_it_in_the_members(
         await raft.close()
 
 
+@pytest.mark.parametrize("settings", [{}, {"snapshot_entries": 5}])
+async def test_a_member_that_is_started_without_the_quorum_does_not_lead_beside_it(
+    settings: dict[str, int], tmp_path: Path
+) -> None:
+    """Both would give the same ids to different objects, and overwrite each other's."""
+    async with quorum(tmp_path, **settings) as world:
+        await three(world)
+        for number in range(20):
+            await world.propose(number)
+        await world.agree(set(range(20)))
+        leader = (await world.leader()).node_id
+        await until(lambda: (tmp_path / str(leader) / "snapshot").exists() == bool(settings))
+        await world.stop(leader)
+        alone = RaftConsensus(RaftSettings(directory=tmp_path / str(leader)), SystemClock())
+        with pytest.raises(ConfigError, match=r"belongs to a quorum of controllers \[1, 2, 3\]"):
+            await alone.start(Applied())
+        await world.start(leader)
+        await world.propose(20)
+        await world.agree(set(range(21)))
+
+
 async def test_a_removed_member_wins_nothing_and_knows_why(tmp_path: Path) -> None:
     async with quorum(tmp_path) as world:
         await three(world)
