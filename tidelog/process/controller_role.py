@@ -117,8 +117,9 @@ class ControllerRole:
             raise WrongDataDirectory(
                 f"{folder} has no journal, but this is the only controller of cluster {directory.cluster_id}, to which"
                 f" {directory.path} belongs: a start would make another cluster",
-                hint="put the folder back, or see whether it is mounted; if it is lost, `tidelog cluster rebuild` makes"
-                " the metadata anew from the bucket, in a new data directory",
+                hint="put the folder back, or see whether it is mounted; if the quorum has other members by now, name"
+                " them in controller.members; if it is lost, `tidelog cluster rebuild` makes the metadata anew from the"
+                " bucket, in a new data directory",
             )
 
     def _fail(self, error: Exception) -> None:
