@@ -440,12 +440,14 @@ class ControllerClient:
             except (Unavailable, Overloaded) as error:
                 problem = error
             delay = backoff.next_delay_s()
-            if self._clock.monotonic() + delay >= deadline:
-                raise OutcomeUnknown(
-                    f"the controller did not answer within {budget_s} s: {problem.message}",
-                    hint="check that the controller is running",
-                ) from problem
-            await self._clock.sleep(delay)
+            if self._clock.monotonic() + delay < deadline:
+                await self._clock.sleep(delay)
+                if self._clock.monotonic() < deadline:  # else this process was stopped, and its results are forgotten
+                    continue
+            raise OutcomeUnknown(
+                f"the controller did not answer within {budget_s} s: {problem.message}",
+                hint="check that the controller is running",
+            ) from problem
 
     # Brokers and replica sets
 

@@ -283,6 +283,46 @@ async def test_a_controller_of_another_cluster_at_the_same_address_is_neither_as
     await other.close()
 
 
+async def test_a_command_is_not_sent_again_by_a_process_that_was_stopped_for_longer_than_its_budget(
+    tmp_path: Path,
+) -> None:
+    """The controllers may have forgotten its result: it would take effect again, over what came after it."""
+    sent: list[str] = []
+
+    class LostAnswers(RpcConnection):
+        async def call(self, method: str, params: Any, timeout_s: float, cluster_id: str = "") -> msgspec.Raw:
+            answer = await super().call(method, params, timeout_s, cluster_id)
+            if method == "command":
+                sent.append(method)
+                raise Unavailable("the answer is lost")
+            return answer
+
+    class LossyNetwork(TcpNetwork):
+        async def connect(self, factory: Any, host: str, port: int, *, timeout_s: float) -> Any:
+            return await super().connect(LostAnswers, host, port, timeout_s=timeout_s)
+
+    class StoppedClock(SystemClock):
+        stopped_s = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.stopped_s
+
+        async def sleep(self, seconds: float) -> None:
+            self.stopped_s += 7_200 if sent else 0
+            await super().sleep(seconds)
+
+    node = make_node(tmp_path)
+    await node.start()
+    await node.wait_active(60)
+    client = ControllerClient([node.address], LossyNetwork(), StoppedClock(), random.Random())
+    await client.start()
+    with pytest.raises(OutcomeUnknown):
+        await client.put_kv("key", b"value")
+    assert len(sent) == 1
+    await client.close()
+    await node.close()
+
+
 async def test_clients_may_not_act_as_the_controller(tmp_path: Path) -> None:
     node, client = await world(tmp_path)
     with pytest.raises(InvalidInput):
