@@ -109,9 +109,9 @@ class WalFollower:
                     f"this WAL and the master's part at {cut}; everything before {mine.confirm_offset} is confirmed",
                     hint="report this; keep the directories of all members of the replica set",
                 )
-            if cut == mine.end_offset:
-                return Match(Step.KEEP, cut)
-            return Match(Step.REPLACE, begin) if given_up else Match(Step.TRUNCATE, cut)
+            if given_up and cut < mine.end_offset:
+                return Match(Step.REPLACE, begin)
+            return Match(Step.KEEP if cut == mine.end_offset else Step.TRUNCATE, cut)
         if mine.confirm_offset > gone:
             raise Diverged(
                 f"this WAL [{mine.start_offset}, {mine.end_offset}) and the master's [{master.start_offset},"
