@@ -85,16 +85,14 @@ def simulate_planted(seed, **options):
             raise KeyError("planted")
         return method(*arguments, **named)
 
-    owners = {2: (RaftMember, "before_tick"), 6: (objects, "destroy")}
-    if seed in owners:
-        owner, name = owners[seed]
-        method = getattr(owner, name)
-        setattr(owner, name, meets_a_defect)
+    owner, name = (RaftMember, "before_tick") if seed == 2 else (objects, "destroy")
+    method = getattr(owner, name)
+    setattr(owner, name, meets_a_defect)
     return simulate(seed, **options)
 
 seeds.simulate = simulate_planted
 with seeds.Seeds(steps=2, faults=(), jobs=1) as planted:
-    for outcome in planted.run([2, 6]):
+    for outcome in planted.run([2, 8, 10, 12, 19]):
         print([(finding.rule, finding.message.splitlines()[0]) for finding in outcome.findings])
 """
 
@@ -157,9 +155,10 @@ def test_a_defect_that_something_outlives_is_a_finding() -> None:
 
 def test_a_defect_that_a_controller_outlives_is_a_finding() -> None:
     """At each of them: a turn of the Raft thread, which the next one makes up for; the sweep beside a command."""
-    turn, sweep = lines_of(AT_CONTROLLERS)
+    turn, *sweeps = lines_of(AT_CONTROLLERS)
     assert turn.startswith("[('defect', \"unexpected in the Raft thread of c"), turn
-    assert sweep.startswith("[('defect', \"TrimStream") and "(sweep of garbage) at index" in sweep, sweep
+    found = [each for each in sweeps if "(sweep of garbage) at index" in each]  # not each seed has garbage, ever
+    assert found and all(each.startswith("[('defect', \"") for each in found), sweeps
 
 
 def test_who_never_gets_what_all_do_without_is_a_finding() -> None:
