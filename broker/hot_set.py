@@ -145,14 +145,12 @@ class HotSet:
         self._wal_id = await renew_wal_id(self._disk, base.world.rng, self.replica_set_id)
         self._tail = WarmTail(LogCache(self._shared.log_cache_bytes), committed)
 
-    def _gave_up(self, last_epoch: int, end_offset: int) -> bool:
-        kv = self._shared.base.image().kv
-        return gave_up(kv, self.replica_set_id, last_epoch=last_epoch, end_offset=end_offset)
-
     def has_given_up(self) -> bool:
         """Return whether the WAL may have records that were given up: no other replica has them."""
-        wal = self.wal
-        return wal.end_offset > wal.start_offset and self._gave_up(wal.epoch_history.last_epoch, wal.end_offset)
+        wal, kv = self.wal, self._shared.base.image().kv
+        if wal.end_offset == wal.start_offset:
+            return False
+        return gave_up(kv, self.replica_set_id, last_epoch=wal.epoch_history.last_epoch, end_offset=wal.end_offset)
 
     def begin(self, registration_epoch: int) -> None:
         """Join the replica set, and do what the metadata say from now on, under this registration of the broker."""
@@ -177,7 +175,7 @@ class HotSet:
                     wal_failed=self._wal_failed,
                     readable=partial(shared.followed.confirmed, self.replica_set_id),
                     following=shared.followed.changed,
-                    gave_up=self._gave_up,
+                    has_given_up=self.has_given_up,
                 ),
                 shared.limits,
                 shared.pace,

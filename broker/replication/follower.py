@@ -323,11 +323,9 @@ class ReplicaFollower:
         self._is_matched = False
         await self._on_disk(wal.promise(wal.promised_epoch))  # nothing new; everything is durable then
         mine = LocalWal(wal.start_offset, wal.end_offset, wal.confirm_offset, wal.promised_epoch, wal.epoch_history)
-        is_empty = mine.end_offset == mine.start_offset
-        given_up = not is_empty and self._events.gave_up(mine.history.last_epoch, mine.end_offset)
         committed = max(tail.committed_offset, wal.start_offset)
         try:
-            match = following.matched(mine, welcome, committed, given_up=given_up)
+            match = following.matched(mine, welcome, committed, given_up=self._events.has_given_up())
         except Diverged as error:
             if welcome.committed_offset > tail.committed_offset:
                 raise Unavailable(f"the metadata here is behind the master's: {error}") from error

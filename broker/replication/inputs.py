@@ -136,7 +136,7 @@ def _ignore_change() -> None:
     """Default callback: do nothing."""
 
 
-def _never(_last_epoch: int, _end_offset: int) -> bool:
+def _never() -> bool:
     """Default callback: nothing was given up."""
     return False
 
@@ -157,6 +157,5 @@ class ReplicaEvents:
     """The follower has the records between these WAL offsets (int64 bytes), and knows that they are confirmed."""
     following: Callable[[], None] = _ignore_change
     """The follower's WAL is a prefix of its master's now, or the connection has ended."""
-    gave_up: Callable[[int, int], bool] = _never
-    """Asked before a WAL is cut or starts over: may one of this last epoch, with this end, have records that an
-    operator gave up? Its files are kept then."""
+    has_given_up: Callable[[], bool] = _never
+    """Asked before the WAL is cut or starts over: may it have records that an operator gave up? It is kept then."""

@@ -582,7 +582,7 @@ class _Doer:
 
     def older(self) -> Undo | None:
         """Members of a replica set start with older copies of their disks, while others may be down."""
-        return self._older.mount(self.rng)
+        return self._older.mount(self.rng, self._cut)
 
     def older_raft(self) -> Undo | None:
         """A majority of the controllers start with older copies of their directories, and the others are down."""

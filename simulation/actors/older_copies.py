@@ -29,6 +29,8 @@ from tidelog.controller.model.replication import InSyncRecord, ReplicationRecord
 from tidelog.simulation.world.cluster import SimCluster, SimNode
 from tidelog.simulation.world.disk import Platters
 
+Cut = Callable[[list[tuple[str, str]]], Callable[[], None]]
+"""Cuts the network from hosts to others, and returns what heals that."""
 BEHIND_S = (0.3, 2.5)
 """For how long a member is cut off from its master before."""
 PREFERRED = 0.7
@@ -77,10 +79,11 @@ class OlderCopies:
             if all(copies.values()):
                 self._copies[row.id] = {broker: copy for broker, copy in copies.items() if copy is not None}
 
-    def mount(self, rng: random.Random) -> Callable[[], None] | None:
+    def mount(self, rng: random.Random, cut: Cut) -> Callable[[], None] | None:
         """Crash members of a set, and start some of them with the copies.
 
-        Returns what ends that, or None where the copies would be taken for good disks, and rightly so.
+        `cut` cuts the network. Returns what ends all that, or None where the copies would be taken for good disks, and
+        rightly so.
         """
         if self._cluster.level < EMPTY_COPY_LEVEL:
             return None
@@ -89,7 +92,7 @@ class OlderCopies:
             return None
         rare = [plan for plan in plans if plan.behind != -1]
         plan = rng.choice(rare if rare and rng.random() < PREFERRED else plans)
-        return self._carry_out(plan) if plan.behind == -1 else self._carry_out_later(plan, rng.uniform(*BEHIND_S))
+        return self._carry_out(plan) if plan.behind == -1 else self._carry_out_later(plan, rng.uniform(*BEHIND_S), cut)
 
     def _carry_out(self, plan: _OlderPlan) -> Callable[[], None]:
         set_id, nodes = plan.row.id, self._cluster.nodes
@@ -111,19 +114,13 @@ class OlderCopies:
 
         return undo
 
-    def _carry_out_later(self, plan: _OlderPlan, seconds: float) -> Callable[[], None]:
+    def _carry_out_later(self, plan: _OlderPlan, seconds: float, cut: Cut) -> Callable[[], None]:
         """Cut one member off from the master before: what is confirmed meanwhile it has not."""
-        network, record = self._cluster.network, self._cluster.watch.replica_set(plan.row.id)
+        record = self._cluster.watch.replica_set(plan.row.id)
         assert record is not None
-        ends = [self._cluster.nodes[each].host for each in (record.master, plan.behind)]
-        self._cluster.note("network", f"cut {ends[0]}>{ends[1]} {ends[1]}>{ends[0]}")
-        for source, target in (ends, ends[::-1]):
-            network.cut(source, target)
-        undos: list[Callable[[], None]] = []
-
-        def heal() -> None:
-            for source, target in (ends, ends[::-1]):
-                network.heal(source, target)
+        master, behind = (self._cluster.nodes[each].host for each in (record.master, plan.behind))
+        heal = cut([(master, behind), (behind, master)])
+        undos = [heal]
 
         def carry_out() -> None:
             if heal not in undos:
@@ -137,14 +134,13 @@ class OlderCopies:
             while undos:
                 undos.pop()()
 
-        undos.append(heal)
         self._cluster.later(seconds, carry_out)
         return undo
 
     def _holds(self, plan: _OlderPlan) -> bool:
         """Whether a plan can still be carried out."""
         row, record = self._cluster.watch.replicas.rows.get(plan.row.id), self._cluster.watch.replica_set(plan.row.id)
-        if row is None or record is None or not _is_settled(row) or row.in_sync == ():
+        if row is None or record is None or not _is_settled(row):
             return False
         known = {each.broker_id: each for each in row.in_sync}
         if known.keys() - plan.copies.keys() - {plan.behind} != {*plan.down}:

@@ -242,16 +242,22 @@ async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_ther
     assert back.wal.start_offset == hot.committed and len(back.replica.tail.records) == 10
 
 
-async def test_records_that_were_given_up_are_kept_although_what_came_instead_is_in_the_bucket(hot: HotSet) -> None:
-    """An operator elected another replica without them, and their disk comes back later."""
-    await leave_behind(hot)
+async def back_with_given_up_records(hot: HotSet, broker_id: int) -> Broker:
+    """A broker that follows without its records that were given up, and has kept its files."""
     hot.given_up_from = 0
-    back = await hot.start(3)
+    back = await hot.start(broker_id)
     end = back.wal.end_offset
     await hot.let_follow()
     await hot.same()
-    directory = hot.path / hot.wal_ids[3]
-    assert list(directory.glob(f"*.replaced-*-{end}")), list(directory.iterdir())
+    directory = hot.path / hot.wal_ids[broker_id]
+    assert list(directory.glob(f"*.wal.replaced-*-{end}")), list(directory.iterdir())
+    return back
+
+
+async def test_records_that_were_given_up_are_kept_although_what_came_instead_is_in_the_bucket(hot: HotSet) -> None:
+    """An operator elected another replica without them, and their disk comes back later."""
+    await leave_behind(hot)
+    back = await back_with_given_up_records(hot, 3)
     assert back.wal.start_offset == hot.committed
 
 
@@ -262,13 +268,7 @@ async def test_records_that_were_given_up_are_kept_although_their_replica_knows_
     new = await elected_beside_a_dirty_tail(hot)
     await hot.write(new, 5)
     await hot.confirmed(new)
-    hot.given_up_from = 0
-    back = await hot.start(1)
-    end = back.wal.end_offset
-    await hot.let_follow()
-    await hot.same()
-    directory = hot.path / hot.wal_ids[1]
-    assert list(directory.glob(f"*.wal.replaced-*-{end}")), list(directory.iterdir())
+    back = await back_with_given_up_records(hot, 1)
     assert len(back.replica.tail.records) == 45
 
 

@@ -225,8 +225,8 @@ async def test_a_stream_with_a_gap_is_quarantined_and_the_others_go_on() -> None
     await world.storage.close(upload=False)
 
 
-async def test_a_stream_that_is_released_while_the_rest_of_it_is_set_aside_stays_released() -> None:
-    """A bucket that is slow takes minutes for that, and an operator has seen the quarantine by then."""
+async def half_set_aside() -> tuple[World, asyncio.Task[None]]:
+    """Stream 2 is quarantined, and most of its records are not set aside yet; and the upload that goes on with it."""
     world = World(size_bytes=150, max_in_flight=1)
     await world.boot([1, 2])
     world.objects.ends[2] = 77
@@ -236,6 +236,12 @@ async def test_a_stream_that_is_released_while_the_rest_of_it_is_set_aside_stays
     await settle(world)
     uploading = asyncio.create_task(world.storage.upload_now())
     await until(lambda: 2 in world.objects.quarantines and bool(world.objects.commits))
+    return world, uploading
+
+
+async def test_a_stream_that_is_released_while_the_rest_of_it_is_set_aside_stays_released() -> None:
+    """A bucket that is slow takes minutes for that, and an operator has seen the quarantine by then."""
+    world, uploading = await half_set_aside()
     assert world.objects.committed_wal_offset(1) < world.wal.end_offset // 2
     del world.objects.quarantines[2]
     assert world.open(2) == 77
@@ -251,15 +257,7 @@ async def test_a_stream_that_is_released_while_the_rest_of_it_is_set_aside_stays
 
 
 async def test_what_was_written_after_a_release_outlives_the_process_beside_what_is_not_set_aside_yet() -> None:
-    world = World(size_bytes=150, max_in_flight=1)
-    await world.boot([1, 2])
-    world.objects.ends[2] = 77
-    for _ in range(10):
-        world.append(1, bytes(50))
-        world.append(2, bytes(50))
-    await settle(world)
-    uploading = asyncio.create_task(world.storage.upload_now())
-    await until(lambda: 2 in world.objects.quarantines and bool(world.objects.commits))
+    world, uploading = await half_set_aside()
     world.store.gate = asyncio.Event()  # the bucket takes nothing more
     del world.objects.quarantines[2]
     world.stream_epoch += 1  # the partition has a new leader epoch with its release

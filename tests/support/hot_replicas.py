@@ -283,7 +283,7 @@ class HotSet:
                 lambda epoch: events[0].deposed.append(epoch),
                 lambda error: events[0].diverged.append(error),
                 lambda error: events[0].wal_failed.append(error),
-                gave_up=lambda _last_epoch, end: end > self.given_up_from,
+                has_given_up=lambda: wal.start_offset < wal.end_offset > self.given_up_from,
             ),
             self.limits,
             self.pace,

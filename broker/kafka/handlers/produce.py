@@ -185,13 +185,15 @@ class _Produce:
 
     def _note_refused(self) -> None:
         """Tell the logs of all partitions not tried yet that their batches are refused now, and sent again."""
-        partitions, by_id = self.services.partitions, self.api_version >= _FIRST_WITH_TOPIC_ID
         for topic, data, _ in [*self._deferred, *self._steps[self._next :]]:
             with contextlib.suppress(TidelogError):  # who opens it, here or elsewhere, takes that for granted
-                if by_id:
-                    partitions.get_by_id(topic.topic_id, data.index).note_refused()
-                else:
-                    partitions.get(topic.name, data.index).note_refused()
+                self._log_of(topic, data).note_refused()
+
+    def _log_of(self, topic: TopicProduceData, data: PartitionProduceData) -> PartitionLog:
+        partitions = self.services.partitions
+        if self.api_version >= _FIRST_WITH_TOPIC_ID:
+            return partitions.get_by_id(topic.topic_id, data.index)
+        return partitions.get(topic.name, data.index)
 
     def append(self) -> bool:
         """Append the pending batches, in order. False if some must wait: call again after `_may_go_on`.
@@ -235,11 +237,7 @@ class _Produce:
         self, topic: TopicProduceData, data: PartitionProduceData, outcome: PartitionProduceResponse
     ) -> None:
         version, services = self.api_version, self.services
-        partitions = services.partitions
-        if version >= _FIRST_WITH_TOPIC_ID:
-            log = partitions.get_by_id(topic.topic_id, data.index)
-        else:
-            log = partitions.get(topic.name, data.index)
+        log = self._log_of(topic, data)
         if log.topic in INTERNAL_TOPICS:  # a malformed record would prevent its groups from loading
             self._refuse(outcome, INVALID_TOPIC_EXCEPTION, f"clients may not write to the internal topic {log.topic}")
             return
