@@ -42,6 +42,7 @@ from tidelog.storage.settings import (
 )
 
 ENV_PREFIX = "TIDELOG_"
+MAX_FILE_BYTES = 1 << 20
 SECRETS = frozenset({"s3.secret_access_key"})
 URLS = frozenset({"admin.schema_registry", "s3.endpoint", "tracing.endpoint"})
 HIDDEN = "********"
@@ -173,7 +174,11 @@ def examine(
 def _from_file(file: Path) -> dict[str, tuple[Any, str]]:
     source = f"file {file}"
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            text = opened.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ConfigError(f"configuration file {file} is longer than {MAX_FILE_BYTES} bytes", hint="check --config")
+        document = tomllib.loads(text.decode())
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {file}", hint="check --config") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

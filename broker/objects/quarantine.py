@@ -18,7 +18,8 @@ from tidelog.storage.objects.reader import get_range, load_index
 
 
 async def set_aside_records(store: ObjectStore, cluster_id: str, stream_id: int) -> AsyncIterator[Record]:
-    """The records of a data stream's objects under `quarantine/`, in the order in which they were appended.
+    """The records of a data stream's objects under `quarantine/`, in the order in which they were appended
+    to the WAL of a replica set.
 
     Raises `CorruptData` at the first unreadable record, and `Unavailable`.
     """
@@ -34,10 +35,10 @@ async def set_aside_records(store: ObjectStore, cluster_id: str, stream_id: int)
                         yield record._replace(offset=record.offset - header.base_offset + append.base_offset)
 
 
-def _place(info: ObjectInfo) -> tuple[str, int]:
-    """Sort key: objects of one WAL range are numbered without leading zeros."""
-    wal_start, _, part = info.key.rpartition("-")
-    return wal_start, int(part)
+def _place(info: ObjectInfo) -> tuple[str, list[int]]:
+    """Sort key: replica sets, and the objects of one WAL range, are numbered without leading zeros."""
+    wal_start, *numbers = info.key.rpartition("/")[2].split("-")
+    return wal_start, [int(each) for each in numbers]
 
 
 def as_document(topic: str, partition: int, record: Record) -> dict[str, Any]:

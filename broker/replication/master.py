@@ -248,14 +248,14 @@ class ReplicaMaster:
         """Serve a follower that has proven to be the broker of its HELLO (`ReplicationDoor`). Raises `BadFrame`."""
         if self._ended is not None:
             connection.say_goodbye(GoodbyeCode.CLOSING, "this broker's term as master has ended")
-        elif hello.promised_epoch > self.epoch:
-            connection.say_goodbye(GoodbyeCode.STALE_EPOCH, f"this master is of epoch {self.epoch}")
-            self._depose(hello.promised_epoch, "a follower has promised a newer one")
         elif hello.broker_id == self._setup.identity.replica.broker_id or not self._setup.authority.admits(
             WalReplica(hello.broker_id, hello.wal_id), hello.registration_epoch, learner=hello.learner
         ):
             text = f"broker {hello.broker_id} has not joined with this WAL, or is registered anew"
             connection.say_goodbye(GoodbyeCode.NOT_MEMBER, text)
+        elif hello.promised_epoch > self.epoch:
+            connection.say_goodbye(GoodbyeCode.STALE_EPOCH, f"this master is of epoch {self.epoch}")
+            self._depose(hello.promised_epoch, "a follower has promised a newer one")
         else:
             self._admit(connection, hello)
 

@@ -168,7 +168,7 @@ def add_replica(tables: Tables, command: AddReplica) -> None:
     check_wal_id(command.wal_id)
     _check_priority(command.priority)
     row = tables.replication.get(record.id) or ReplicationRecord(record.id)
-    _check_may_join(record, row, broker, command)
+    _check_may_join(tables, record, row, broker, command)
     joined = ReplicaRecord(command.broker_id, command.wal_id, command.is_learner, command.priority)
     others = tuple(each for each in row.replicas if each.broker_id != broker.id)
     replicas = tuple(sorted((*others, joined), key=lambda each: each.broker_id))
@@ -198,7 +198,7 @@ def _with_noted_end(tables: Tables, record: ReplicaSetRecord, row: ReplicationRe
 
 
 def _check_may_join(
-    record: ReplicaSetRecord, row: ReplicationRecord, broker: BrokerRecord, command: AddReplica
+    tables: Tables, record: ReplicaSetRecord, row: ReplicationRecord, broker: BrokerRecord, command: AddReplica
 ) -> None:
     if not broker.alive:
         raise NotEligible(f"broker {broker.id} is not alive")
@@ -220,6 +220,8 @@ def _check_may_join(
     member = next((each for each in row.in_sync if each.broker_id == broker.id), None)
     if command.is_learner and broker.id in record.sync_state_set:
         raise NotEligible(f"broker {broker.id} is in the sync-state set of replica set {record.id}: it is no learner")
+    if command.is_learner and broker.id in record.members and tables.level >= EMPTY_COPY_LEVEL:
+        raise NotEligible(f"broker {broker.id} is a member of replica set {record.id} by now", hint="it tries again")
     if has_several(record):
         if broker.id == record.master and (member is None or member.wal_id != command.wal_id):
             raise NotEligible(f"broker {broker.id} is the master of replica set {record.id} with another WAL")

@@ -2,7 +2,9 @@
 
 `{cluster id}/objects/{low byte, 2 hex digits}/{object id, 16 hex digits}`. The low byte comes first so that objects
 written in succession are spread over 256 prefixes: S3 scales request rates by prefix. Quarantined data, which no
-metadata names, has keys `{cluster id}/quarantine/{stream id}/{WAL offset}-{part}`, both 16 hex digits.
+metadata names, has keys `{cluster id}/quarantine/{stream id}/{WAL offset}-{replica set}-{part}`; the
+stream's id and the offset have 16 hex digits, the other two are decimal. Feature levels have no part in that: keys that
+earlier versions wrote have no replica set, and are read as well.
 
 Entry: `object_key`, `parse_object_key`.
 """
@@ -36,10 +38,10 @@ def parse_object_key(key: str) -> tuple[str, int] | None:
     return match["cluster"], object_id
 
 
-def quarantine_key(cluster_id: str, stream_id: int, wal_start: int, part: int = 0) -> str:
-    """Return the key of part `part` of a quarantined stream's records in the WAL range from `wal_start` (int64
-    bytes)."""
-    return f"{quarantine_prefix(cluster_id, stream_id)}{wal_start:016x}-{part}"
+def quarantine_key(cluster_id: str, stream_id: int, replica_set: int, wal_start: int, part: int = 0) -> str:
+    """Return the key of part `part` of a quarantined stream's records in the range from `wal_start` (int64 bytes) of
+    the WAL of a replica set. A stream may be set aside from several, at the same offset of each."""
+    return f"{quarantine_prefix(cluster_id, stream_id)}{wal_start:016x}-{replica_set}-{part}"
 
 
 def all_quarantined_prefix(cluster_id: str) -> str:

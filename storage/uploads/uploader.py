@@ -355,7 +355,7 @@ class Uploader:
         stream_id = part.log.stream_id
         await self._retry(lambda: self._note_quarantine(part.log), f"quarantine stream {stream_id}")
         for number, records in enumerate(_contiguous(part.records)):
-            key = quarantine_key(self._cluster_id, stream_id, task.wal_start, number)
+            key = quarantine_key(self._cluster_id, stream_id, self._replica_set_id, task.wal_start, number)
             plan = ObjectPlan(ObjectKind.STREAM, [StreamPart(part.log, records, part.size)])
             await self._put(key, await self._build(QUARANTINE_OBJECT_ID, plan), plan)
             self.stats.quarantined_records += len(records)

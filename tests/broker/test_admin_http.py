@@ -285,7 +285,7 @@ async def test_verification_reads_what_was_set_aside_of_quarantined_streams() ->
             parts=[(stream, [StreamEntry(7, 2, b"acknowledged" * 9)])],
             block_bytes=100,
         )
-        key, body = quarantine_key(CLUSTER_ID, stream, 64), bytearray(b"".join(aside.body))
+        key, body = quarantine_key(CLUSTER_ID, stream, 3, 64), bytearray(b"".join(aside.body))
         await place.memory.put(key, [body])
         assert (await verify(session))[-1] == {"event": "done", "objects": 2, "bytes": ANY, "findings": 0}
         body[60] ^= 1

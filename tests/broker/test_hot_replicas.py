@@ -519,6 +519,8 @@ async def test_a_proven_connection_that_names_no_set_or_another_broker_is_droppe
     hot.authority.strangers.add(9)
     (no_member,) = await answers(hello)
     assert isinstance(no_member, Goodbye) and no_member.code == GoodbyeCode.NOT_MEMBER
+    (no_member,) = await answers(hello._replace(promised_epoch=99))  # it deposes nobody: its promise is of no set here
+    assert isinstance(no_member, Goodbye) and no_member.code == GoodbyeCode.NOT_MEMBER
     hot.authority.strangers.clear()
     (welcome,) = await answers(hello, Ack(0, 0), Ack(1, 99))
     assert isinstance(welcome, Welcome) and welcome.master_epoch == 1

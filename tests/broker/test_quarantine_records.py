@@ -10,14 +10,16 @@ from tidelog.runtime.errors import CorruptData
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.commits import ObjectKind
 from tidelog.storage.objects.format import QUARANTINE_OBJECT_ID
-from tidelog.storage.objects.key import quarantine_key
+from tidelog.storage.objects.key import quarantine_key, quarantine_prefix
 from tidelog.storage.objects.writer import build_object
 from tidelog.storage.records import StreamEntry
 
 CLUSTER, STREAM = "cluster", 5
 
 
-async def set_aside(store: MemoryObjectStore, wal_start: int, part: int, offset: int, *values: bytes) -> str:
+async def set_aside(
+    store: MemoryObjectStore, wal_start: int, part: int, offset: int, *values: bytes, replica_set: int = 3
+) -> str:
     """One object with a batch at `offset`, whose header still has the offset 0."""
     batch = build_batch([Record(0, 1000, None, value) for value in values], compression=Compression.GZIP)
     built = build_object(
@@ -28,7 +30,7 @@ async def set_aside(store: MemoryObjectStore, wal_start: int, part: int, offset:
         parts=[(STREAM, [StreamEntry(offset, len(values), batch)])],
         block_bytes=100,
     )
-    key = quarantine_key(CLUSTER, STREAM, wal_start, part)
+    key = quarantine_key(CLUSTER, STREAM, replica_set, wal_start, part)
     await store.put(key, [b"".join(built.body)])
     return key
 
@@ -45,6 +47,16 @@ async def test_records_come_in_the_order_of_the_log_with_its_offsets() -> None:
     assert [(one.offset, one.value) for one in await found(store)] == [
         *((10, b"a"), (11, b"b"), (20, b"c"), (30, b"last"))
     ]
+
+
+async def test_what_two_replica_sets_had_at_one_wal_offset_is_kept_beside_keys_of_before() -> None:
+    store = MemoryObjectStore()
+    await set_aside(store, 64, 0, 11, b"second", replica_set=3)
+    await set_aside(store, 64, 0, 12, b"third", replica_set=10)
+    written = await set_aside(store, 32, 0, 10, b"first")
+    await store.put(f"{quarantine_prefix(CLUSTER, STREAM)}{32:016x}-0", [await store.get(written)])
+    await store.delete([written])
+    assert [one.value for one in await found(store)] == [b"first", b"second", b"third"]
 
 
 async def test_damage_is_told_and_not_passed_over() -> None:

@@ -130,6 +130,8 @@ def test_a_learner_is_assigned_joins_as_one_and_is_promoted_with_its_wal() -> No
     assert replica is not None and replica.wal_id == "wal-3" and not replica.is_learner
     assert trio.image.replication[0].learning == ()
     assert list(trio.record.sync_state_set) == [0, 1, 2], "its master asks for it when it has caught up"
+    late = r.AddReplica(0, 3, trio.registration(3), "wal-3", True)
+    trio.unchanged(late, NotEligible, "is a member of replica set 0 by now")
     trio.alter((0, 1, 2, 3), 2)
 
 

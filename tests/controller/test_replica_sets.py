@@ -181,6 +181,8 @@ def test_the_home_broker_stays_a_member_of_its_set() -> None:
 def test_a_learner_receives_and_is_never_in_the_sync_state_set() -> None:
     trio = Trio()
     trio.alter((0, 1), 2)
+    trio.run(r.RemoveReplica(0, 2))
+    trio.run(r.AssignReplica(0, 2, is_learner=True))
     trio.join(2, is_learner=True)
     assert (trio.record.members, trio.record.learners) == ((0, 1), (2,))
     trio.unchanged(trio.alteration((0, 1, 2), 2), ConfigurationRefused, "learner")

@@ -214,7 +214,7 @@ def test_keys_name_cluster_and_object_and_nothing_else() -> None:
     assert parse_object_key("c/objects/34/0000000000001234") == ("c", 0x1234)
     for wrong in ("c/objects/35/0000000000001234", "objects/34/0000000000001234", "c/objects/34/1234", "c/x"):
         assert parse_object_key(wrong) is None
-    assert parse_object_key(quarantine_key("c", 1, 2)) is None
+    assert parse_object_key(quarantine_key("c", 1, 3, 2)) is None
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -90,7 +90,7 @@ async def test_everything_that_is_not_an_object_of_this_cluster_is_left_alone() 
     await world.fill(world.topic("t"), 2)
     others = [
         object_key("another", 1),
-        quarantine_key(CLUSTER, 4, 0),
+        quarantine_key(CLUSTER, 4, 1, 0),
         f"{CLUSTER}/wal/0000/0001",
         f"{CLUSTER}/objects/00/readme",
         f"{CLUSTER}/objects/01/{2:016x}",

@@ -216,7 +216,7 @@ async def test_a_stream_with_a_gap_is_quarantined_and_the_others_go_on() -> None
     with pytest.raises(StreamQuarantined):
         await world.storage.read(2, 0, 10, 100)
     kept = [info.key async for info in world.store.list(f"{CLUSTER}/quarantine/")]
-    assert quarantine_key(CLUSTER, 2, wal_start) in kept
+    assert quarantine_key(CLUSTER, 2, world.storage.replica_set_id, wal_start) in kept
     reports = [await inspect_object(world.store, key) for key in kept]
     assert sum(report.records for report in reports) == 10
     for key in kept:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver, until
+from tests.e2e.backends import s3_flags
 from tests.support.cli import Cli
+from tests.support.s3_servers import S3Server
 from tidelog.cli.options import load_config
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.bucket_state import BucketState, backup_key, encode_state, owner_key, state_key
@@ -407,3 +409,32 @@ async def test_objects_without_metadata_are_no_place_for_a_backup(tmp_path: Path
         await back_up(source, target, CLUSTER, CLOCK, kept=1)
     assert await keys(target, "") == {object_key(CLUSTER, 77)}
     await target.close()
+
+
+@pytest.mark.processes
+async def test_a_dry_run_says_that_a_restore_would_be_refused_and_makes_nothing(
+    tmp_path: Path, moto_server: S3Server
+) -> None:
+    source, place = Bucket(), tmp_path / "backup"
+    backup = LocalObjectStore(place)
+    await source.upload()
+    await source.write_state()
+    await back_up(source, backup, CLUSTER, CLOCK, kept=1)
+    await backup.close()
+    flags, new = s3_flags(moto_server), tmp_path / "new"
+    name = flags[flags.index("--bucket") + 1]
+    command: tuple[str | Path, ...] = ("cluster", "restore", "--data-dir", new, *flags)
+    missing = ("--from-s3-endpoint", moto_server.endpoint, "--from-bucket", name, "--dry-run")
+
+    def run(*more: str | Path, code: int = 0) -> str:
+        return Cli()(*command, *more, code=code).err
+
+    for _ in range(2):
+        text = await asyncio.to_thread(run, *missing, code=NotFound.exit_code)
+        assert f"bucket {name} does not exist" in text and "check --from-bucket" in text
+        await asyncio.to_thread(run, "--from", place, "--dry-run")
+        assert not new.exists() or not list(new.iterdir())
+    await asyncio.to_thread(run, "--from", place, "--yes")
+    command = ("cluster", "restore", "--data-dir", tmp_path / "other", *flags)
+    text = await asyncio.to_thread(run, "--from", place, "--dry-run", code=InvalidInput.exit_code)
+    assert f"already holds cluster {CLUSTER}" in text

@@ -73,6 +73,11 @@ def test_a_missing_or_broken_file_is_a_clear_error(tmp_path: Path) -> None:
             load(broken)
 
 
+def test_a_file_without_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="configuration file /dev/zero is longer than 1048576 bytes"):
+        load(Path("/dev/zero"))
+
+
 def test_secrets_are_not_shown() -> None:
     loaded = load(flags=[("s3.secret_access_key", "hush")])
     shown = {setting.key: setting.value for setting in loaded.settings()}

@@ -1,8 +1,9 @@
-"""WALs that are set aside: kept, never overwritten, and not without bound."""
+"""WALs that are set aside are kept, never overwritten, and not without bound; one that is removed is gone at once."""
 
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from tidelog.process.replica_disks import MAX_REJECTED, DirectoryReplicaDisks
 from tidelog.runtime.errors import StorageFailed
 from tidelog.storage.settings import WalSettings
+
+
+def names(path: Path) -> list[str]:
+    return [each.name for each in path.iterdir()]
 
 
 @pytest.mark.parametrize(("replica_set", "name"), [(1, "wal"), (7, "replica-7")])
@@ -49,3 +54,33 @@ async def test_files_that_a_wal_kept_when_it_started_over_are_seen(tmp_path: Pat
     assert await disks.keeps_earlier(7) and not await disks.keeps_earlier(1)
     await opened.wal.close()
     await opened.disk.close()
+
+
+async def test_a_replica_whose_removal_was_interrupted_is_not_opened_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks = DirectoryReplicaDisks(tmp_path, 1, WalSettings(), random.Random(1))
+
+    async def begun() -> None:
+        opened = disks.open(7)
+        await opened.wal.recover(lambda _record: None)
+        assert opened.wal.promised_epoch < 3, "it begins with nothing of the one before"
+        await opened.wal.promise(3)
+        await opened.wal.close()
+        await opened.disk.close()
+
+    def in_part(path: Path) -> None:
+        (path / "id").unlink(missing_ok=True)
+        raise OSError(5, "Input/output error")
+
+    await begun()
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", in_part)
+        with pytest.raises(StorageFailed, match="cannot be deleted"):
+            await disks.remove(7)
+    assert disks.kept() == [7], "it is still to be deleted"
+    await begun()
+    assert names(tmp_path) == ["replica-7"]
+    for _ in range(2):
+        await disks.remove(7)
+        assert disks.kept() == [] and names(tmp_path) == []

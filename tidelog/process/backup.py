@@ -144,6 +144,11 @@ async def restore(
     return copy.report(base, objects, 0)
 
 
+async def check_target(backup: ObjectStore, target: ObjectStore, cluster_id: str, *, had_claimed: bool) -> None:
+    """Raise what `restore` would for a target that it does not restore to."""
+    await _refuse_cluster(target, await _newest(backup, cluster_id), had_claimed=had_claimed)
+
+
 async def _refuse_cluster(target: ObjectStore, base: BucketState, *, had_claimed: bool) -> None:
     """Refuse a target that is a cluster's, or a backup; but not one with what a restore has left that was cut off.
 

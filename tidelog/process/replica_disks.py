@@ -3,6 +3,9 @@
     DIR/wal            the WAL of the broker's own replica set, replicated or not
     DIR/replica-<id>   the WAL of another replica set of which the broker has a replica
     DIR/rejected-*     WALs that were set aside: `rejected-wal-1`, `rejected-replica-<id>-1`, …
+    DIR/removed-*      `removed-replica-<id>`: what is still to be deleted of a replica that was removed
+
+Invariant: the directory of a replica has all of its files. One that is removed gets its other name first, in one step.
 
 Entry: `DirectoryReplicaDisks`.
 """
@@ -26,13 +29,18 @@ from tidelog.storage.wal.disk.wal import DiskWal
 OWN = "wal"
 PREFIX = "replica-"
 REJECTED = "rejected-"
+REMOVED = "removed-"
 MAX_REJECTED: Final = 3
 """WALs of one set that are kept aside: then somebody must look at the disk that forgets."""
 
 
 def replicas_in(path: Path) -> list[int]:
     """Return the other brokers' replica sets of which a data directory has files. Raises `OSError`."""
-    names = [each.name.removeprefix(PREFIX) for each in path.glob(f"{PREFIX}*")]
+    return _numbers(path, PREFIX)
+
+
+def _numbers(path: Path, prefix: str) -> list[int]:
+    names = [each.name.removeprefix(prefix) for each in path.glob(f"{prefix}*")]
     return sorted(int(each) for each in names if each.isascii() and each.isdigit())
 
 
@@ -53,6 +61,7 @@ class DirectoryReplicaDisks:
         """See `ReplicaDisks.open`."""
         path = self._directory(replica_set_id)
         try:
+            _delete(_removed(path))
             disk = FileDisk(path)
         except OSError as error:
             raise StorageFailed(f"the directory {path} cannot be used: {error}") from error
@@ -61,7 +70,7 @@ class DirectoryReplicaDisks:
     def kept(self) -> list[int]:
         """See `ReplicaDisks.kept`."""
         try:
-            return replicas_in(self._path)
+            return sorted({*replicas_in(self._path), *_numbers(self._path, REMOVED + PREFIX)})
         except OSError as error:
             raise StorageFailed(f"the directory {self._path} cannot be read: {error}") from error
 
@@ -70,9 +79,7 @@ class DirectoryReplicaDisks:
         assert replica_set_id != self._own_id
         path = self._directory(replica_set_id)
         try:
-            await asyncio.to_thread(shutil.rmtree, path)
-        except FileNotFoundError:
-            return
+            await asyncio.to_thread(_remove, path)
         except OSError as error:
             raise StorageFailed(f"the directory {path} cannot be deleted: {error}") from error
 
@@ -113,10 +120,32 @@ def _set_aside(path: Path) -> str:
             f"{MAX_REJECTED} rejected WALs are kept beside {path} already",
             hint="look at this broker's disk, which has lost what it had made durable; then delete those directories",
         )
-    path.rename(free)
+    _rename(path, free)
+    return str(free)
+
+
+def _removed(path: Path) -> Path:
+    return path.with_name(REMOVED + path.name)
+
+
+def _remove(path: Path) -> None:
+    """Delete a directory, of which nothing is left under its name if that is interrupted. Raises `OSError`."""
+    _delete(_removed(path))
+    if path.exists():
+        _rename(path, _removed(path))
+        _delete(_removed(path))
+
+
+def _delete(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def _rename(path: Path, to: Path) -> None:
+    """Rename a directory, durably. Raises `OSError`."""
+    path.rename(to)
     parent = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(parent)
     finally:
         os.close(parent)
-    return str(free)

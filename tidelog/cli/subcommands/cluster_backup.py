@@ -6,9 +6,11 @@ Neither needs any process; `backup` may run beside a living cluster.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +78,7 @@ def backup(
 @click.option("--brokers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of brokers.")
 @click.option("--s3-endpoint", metavar="URL", help="The S3 server to restore to; else the embedded store in DIR.")
 @click.option("--bucket", metavar="NAME", help="The bucket on it.")
-@click.option("--dry-run", is_flag=True, help="Only say what the backup holds.")
+@click.option("--dry-run", is_flag=True, help="Only say what the backup holds, and whether it may go there.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @format_option
 @config_options
@@ -142,6 +144,17 @@ class _Other:
                         hint=f"a backup there is lost with it; give {self.flag} another place",
                     )
 
+    @contextlib.contextmanager
+    def names_bucket(self) -> Iterator[None]:
+        """Tell of a bucket that does not exist as what the flags name: nobody makes the bucket of a backup here."""
+        from tidelog.storage.bucket.common import BucketMissing
+
+        try:
+            yield
+        except BucketMissing as error:
+            hint = f"check {self.flag}-bucket and {self.flag}-s3-endpoint"
+            raise NotFound(error.message, hint=hint) from None
+
     def open(self, own: S3Settings) -> ObjectStore:
         """Open it; the other settings of its S3 server are those of the cluster's own (`[s3]`)."""
         from tidelog.runtime.clock import SystemClock
@@ -202,6 +215,7 @@ async def _restore(
     from tidelog.process import backup as copies
     from tidelog.process.rebuild import carry_out, check_directory, is_unfinished, prepare
     from tidelog.runtime.clock import SystemClock
+    from tidelog.storage.bucket.common import BucketMissing
     from tidelog.storage.bucket.open import open_store
     from tidelog.storage.bucket.purpose import Purpose
 
@@ -212,19 +226,23 @@ async def _restore(
     backup_store = other.open(config.s3)
     try:
         source = backup_store.for_purpose(Purpose.METADATA)
-        with ProgressBar("reading", unit="objects") as progress:
+        with ProgressBar("reading", unit="objects") as progress, other.names_bucket():
             planned = await prepare(config, source, brokers, cluster_id, progress.update, of_backup=True)
         report = msgspec.structs.replace(planned.report, living_owner="")  # a backup has none
         document = msgspec.to_builtins(report)
         output.emit(json.dumps(document, indent=2) if style == "json" else render_report(document))
-        if dry_run:
-            return report
-        if not yes:
+        if dry_run and config.s3.is_embedded:
+            return report  # nothing is there yet: `check_directory`
+        if not (dry_run or yes):
             click.confirm("Restore the cluster so?", abort=True, err=True)
         store = open_store(config.s3, Path(config.node.data_dir), clock, random.Random())
         try:
-            await store.probe()
             target = store.for_purpose(Purpose.METADATA)
+            if dry_run:
+                with contextlib.suppress(BucketMissing):  # it would be made
+                    await copies.check_target(source, target, report.cluster_id, had_claimed=had_claimed)
+                return report
+            await store.probe()
             with ProgressBar("copying") as progress:
                 await copies.restore(source, target, report.cluster_id, progress.update, had_claimed=had_claimed)
             with ProgressBar("reading", unit="objects") as progress:
