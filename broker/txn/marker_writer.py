@@ -5,7 +5,9 @@ partitions of `__consumer_offsets` pass through the group coordinator, which dec
 `__transaction_state` takes none: no transaction has records there, and its coordinator could not read the log again.
 
 Invariants: an answer of 0 means that the marker is confirmed. One of another code means that it may be written or not,
-and may be written again. What one partition raises concerns no other.
+and may be written again. What one partition raises concerns no other. Of the attempts for one producer that wait for
+room in a partition only the newest is written. An earlier one whose sender has lost the connection would come behind
+it, and before transaction version 2 end the producer's next transaction, which has the same epoch.
 
 Entry: `MarkerWriter.write`.
 """
@@ -45,6 +47,8 @@ class MarkerWriter:
         """`write_offsets(partition, marker)` writes one to a partition of `__consumer_offsets`."""
         self._partitions = partitions
         self._write_offsets = write_offsets
+        self._newest: dict[tuple[PartitionLog, int], object] = {}
+        """By log and producer id: the attempt that may be written."""
 
     async def write(self, markers: list[MarkerParams]) -> list[list[int]]:
         """Write markers; return a Kafka error code for each partition of each, in order."""
@@ -66,7 +70,7 @@ class MarkerWriter:
                     log = self._partitions.get(*partition)
                     if marker.topic_ids.get(log.topic, log.topic_id) != log.topic_id:
                         return _NOT_LEADER_OR_FOLLOWER  # its topic was deleted, and this one created under its name
-                    await log.wait_acked((await _append(log, marker)).wal_end)
+                    await log.wait_acked((await self._append(log, marker)).wal_end)
                     code = 0
         except TimeoutError:
             code = _REQUEST_TIMED_OUT
@@ -76,19 +80,28 @@ class MarkerWriter:
             code = as_unavailable("txn-markers", failure).kafka_code
         return _NOT_LEADER_OR_FOLLOWER if code in _MOVED else code
 
+    async def _append(self, log: PartitionLog, marker: MarkerParams) -> AppendResult:
+        """Append a marker as soon as there is room. The caller applies a time-out.
 
-async def _append(log: PartitionLog, marker: MarkerParams) -> AppendResult:
-    """Append a marker as soon as there is room. The caller applies a time-out."""
-    while True:
+        Raises `TimeoutError` where a newer attempt for its producer has begun meanwhile.
+        """
+        key, attempt = (log, marker.producer_id), object()
+        self._newest[key] = attempt
         try:
-            log.check_writable()
-            return log.write_marker(
-                marker.producer_id,
-                marker.producer_epoch,
-                commit=marker.commit,
-                coordinator_epoch=marker.coordinator_epoch,
-                transaction_version=marker.transaction_version,
-            )
-        except Overloaded:
-            await log.writable()
-        await asyncio.sleep(RETRY_PAUSE_S)
+            while self._newest.get(key) is attempt:
+                try:
+                    log.check_writable()
+                    return log.write_marker(
+                        marker.producer_id,
+                        marker.producer_epoch,
+                        commit=marker.commit,
+                        coordinator_epoch=marker.coordinator_epoch,
+                        transaction_version=marker.transaction_version,
+                    )
+                except Overloaded:
+                    await log.writable()
+                await asyncio.sleep(RETRY_PAUSE_S)
+            raise TimeoutError("a newer attempt writes the marker")
+        finally:
+            if self._newest.get(key) is attempt:
+                del self._newest[key]
