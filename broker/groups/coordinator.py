@@ -288,8 +288,8 @@ class GroupCoordinator:
             if error is not GroupError.NONE:
                 return error
             error = await self._write_pending(shard, request.producer, offsets, guard)
-            if error is not GroupError.INVALID_TXN_STATE:
-                break
+            if error is not GroupError.INVALID_TXN_STATE or guard is None:
+                break  # without a question the transaction was open, and was decided meanwhile: its client has gone on
             # The marker of the producer's last transaction came between question and append.
         await self._known(group_id, error)
         return error

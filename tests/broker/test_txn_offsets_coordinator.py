@@ -148,6 +148,18 @@ async def test_a_late_yes_lets_nothing_in_behind_an_abort() -> None:
         assert await put(world, 2) == 0
 
 
+async def test_what_comes_behind_the_marker_of_its_open_transaction_is_not_of_the_next_one() -> None:
+    """The coordinator would say yes: clients of before KIP-890 have the same epoch in the next transaction."""
+    async with World() as world:
+        assert await put(world, 1) == 0
+        marker = asyncio.create_task(end(world, commit=False))
+        late = asyncio.create_task(put(world, 9))
+        assert (await marker, await late) == (0, E.INVALID_TXN_STATE)
+        assert await put(world, 2) == 0
+        assert await end(world) == 0
+        assert committed(world, "g") == 2
+
+
 async def test_the_next_transaction_waits_for_the_marker_of_the_last_one() -> None:
     """KIP-890: EndTxn is answered with the next epoch before the markers are written."""
     async with World() as world:

@@ -4,6 +4,8 @@ Only the first batch of a transaction in a partition does. Up to v11 the coordin
 the partition, which AddPartitionsToTxn has added; from v12 on the question adds it (KIP-890). All partitions of a
 request that need it are in one question. Before it is asked the partition log makes a guard, which it compares at the
 append (`tidelog.stream.producer_state`): a yes that comes late lets nothing in behind the marker of its transaction.
+Nor does room that comes late: a batch that has waited for it is of the transaction that was open when it came. If that
+is decided by then, its sender has given it up, and the next transaction of the producer is not asked about.
 
 A batch is checked whole before the question, so that one that would be refused adds nothing to the transaction.
 
@@ -36,7 +38,7 @@ from tidelog.broker.kafka.errors import (
 )
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.kafka.wire.produce import ProduceRequest
-from tidelog.runtime.errors import Closed
+from tidelog.runtime.errors import Closed, Overloaded
 from tidelog.stream.errors import InvalidProducerEpoch, TransactionNotVerified, VerificationLapsed
 from tidelog.stream.partition_log import AppendResult, PartitionLog
 from tidelog.stream.producer_state import VerificationGuard
@@ -108,7 +110,7 @@ def producers_of(request: ProduceRequest) -> set[tuple[int, int]]:
 class TransactionalBatches:
     """The transactional batches of one request, all of one producer."""
 
-    __slots__ = ("_adds", "_answers", "_services", "_to_ask", "_transactional_id", "_version")
+    __slots__ = ("_adds", "_answers", "_continued", "_services", "_to_ask", "_transactional_id", "_version")
 
     def __init__(self, services: Services, transactional_id: str, version: int) -> None:
         """`version`: of the Produce request."""
@@ -119,6 +121,8 @@ class TransactionalBatches:
         self._to_ask: dict[tuple[str, int], tuple[PartitionLog, VerificationGuard, int, int]] = {}
         """Log, guard, producer id and epoch, by partition."""
         self._answers: dict[tuple[str, int], _CoordinatorAnswer] = {}
+        self._continued: dict[tuple[str, int], PartitionLog] = {}
+        """Where a batch found its transaction open, but no room."""
 
     @property
     def must_ask(self) -> bool:
@@ -128,9 +132,13 @@ class TransactionalBatches:
     def append(self, log: PartitionLog, records: memoryview) -> AppendResult:
         """Append a transactional batch. Raises `MustAsk`, `NotAdmitted`, and as `PartitionLog.append`."""
         producer_id, producer_epoch = _PRODUCER.unpack_from(records, _PRODUCER_AT)
-        if log.has_open_transaction(producer_id, producer_epoch):
-            return log.append(records, from_zero=self._adds)
         key = log.topic, log.partition
+        if log.has_open_transaction(producer_id, producer_epoch) or self._continued.get(key) is log:
+            try:
+                return self._admit(log, records, None)
+            except Overloaded:
+                self._continued[key] = log
+                raise
         answer = self._answers.get(key)
         if answer is None or answer.log is not log:  # not asked yet, or the log was opened anew since
             try:
@@ -146,10 +154,14 @@ class TransactionalBatches:
                 log.note_refused()
             raise NotAdmitted(code, f"the coordinator of {self._transactional_id!r} answered with error {answer.code}")
         try:
-            return log.append(records, guard=answer.guard, from_zero=self._adds)
+            return self._admit(log, records, answer.guard)
         except VerificationLapsed:
             log.note_refused()
             raise
+
+    def _admit(self, log: PartitionLog, records: memoryview, guard: VerificationGuard | None) -> AppendResult:
+        try:
+            return log.append(records, guard=guard, from_zero=self._adds)
         except TransactionNotVerified as error:
             raise NotAdmitted(produce_error(error.kafka_code, self._version), str(error)) from error
 
