@@ -9,6 +9,8 @@ Entry: `Admission`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tidelog.batch.batch import (
     BatchHeader,
     Compression,
@@ -53,6 +55,20 @@ EARLIER_BATCH_S = 10.0
 """How long after its opening, or after it refused a batch for want of room or replicas, a log takes a gap in a
 producer's sequences for a batch that was refused before it."""
 
+MAX_REFUSED = 4096
+"""Bound of the producers whose batches found no room; above it the next of every producer counts as sent behind one."""
+
+
+class _NoRoom(NamedTuple):
+    """A batch of a producer that found no room; none that the producer has sent behind it gets that far."""
+
+    at: float
+    """Monotonic seconds of its last attempt."""
+    end: int
+    """The log's end then."""
+    epoch: int
+    sequence: int
+
 
 class Admission:
     """The checks of the batches of one log, from its opening on."""
@@ -63,6 +79,7 @@ class Admission:
         "_compacts",
         "_config",
         "_log_append_time",
+        "_no_room",
         "_refused_at",
         "_refused_end",
         "_state",
@@ -71,6 +88,8 @@ class Admission:
     def __init__(self, state: PartitionState, config: LogConfig, clock: Clock) -> None:
         self._state = state
         self._clock = clock
+        self._no_room: dict[int, _NoRoom] = {}
+        """By producer id, the oldest first."""
         self.configure(config)
         self.note_refused()
 
@@ -82,12 +101,30 @@ class Admission:
         self._codec = _CODECS.get(config.compression_type)
 
     def note_refused(self) -> None:
-        """Note that a batch may have been refused that its producer sends again.
+        """Note that a batch may have been refused that its producer sends again, of whatever producer.
 
-        That is so at the opening, for the time before it, and whenever there was no room for a batch, too few replicas
-        were in sync, its transaction's coordinator was away, or it came damaged.
+        That is so at the opening, for the time before it, and whenever too few replicas were in sync for a batch, its
+        transaction's coordinator was away, it came damaged, or the wait for room took too long.
         """
         self._refused_at, self._refused_end = self._clock.monotonic(), self._state.data.next_offset
+
+    def note_no_room(self, header: BatchHeader) -> None:
+        """Note that there was no room for a batch: it waits, and what its producer has sent behind it comes after it.
+
+        This concerns no other producer, nor the batch itself when it is tried again. Where the log is at its bound all
+        the time, a producer that is not known here could never go on otherwise.
+        """
+        if header.producer_id < 0:
+            return
+        now = self._clock.monotonic()
+        self._no_room.pop(header.producer_id, None)
+        while self._no_room and now - next(iter(self._no_room.values())).at > EARLIER_BATCH_S:
+            del self._no_room[next(iter(self._no_room))]
+        if len(self._no_room) >= MAX_REFUSED:
+            del self._no_room[next(iter(self._no_room))]
+            self.note_refused()
+        end = self._state.data.next_offset
+        self._no_room[header.producer_id] = _NoRoom(now, end, header.producer_epoch, header.base_sequence)
 
     def original_of(self, header: BatchHeader) -> BatchEntry | None:
         """Return the batch in the log of which this one of an idempotent producer is a duplicate, or None.
@@ -120,11 +157,17 @@ class Admission:
 
         Of a producer that is not known here nothing is out of order. But if its second batch is taken and its first
         one was refused, librdkafka takes the first one for written, and reports success. So that waits, too; a producer
-        that goes on here and is forgotten, which is rare, is kept waiting for that time.
+        that goes on here and is forgotten, which is rare, is kept waiting for that time, but not by its own waits for
+        room.
         """
-        if self._clock.monotonic() - self._refused_at > EARLIER_BATCH_S:
+        now, sends_ahead = self._clock.monotonic(), self._state.producers.sends_ahead
+        if now - self._refused_at <= EARLIER_BATCH_S and sends_ahead(header, self._refused_end):
+            return True
+        refused = self._no_room.get(header.producer_id)
+        if refused is None or now - refused.at > EARLIER_BATCH_S:
             return False
-        return self._state.producers.sends_ahead(header, self._refused_end)
+        is_it = (header.producer_epoch, header.base_sequence) == (refused.epoch, refused.sequence)
+        return not is_it and sends_ahead(header, refused.end)
 
     def prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> tuple[memoryview, BatchHeader]:
         """Check timestamps and keys; return the batch in the topic's compression, writable, and its header.

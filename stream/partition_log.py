@@ -477,7 +477,10 @@ class PartitionLog:
             checked_at = self._clock.monotonic() if is_measured else 0.0
             result = self._append(records, header, now_ms, None if self._log_append_time else header.crc)
             return result._replace(checked_at=checked_at) if is_measured else result
-        except (Overloaded, CorruptRecord):  # producers send it again
+        except Overloaded:
+            self._admission.note_no_room(header)
+            raise
+        except CorruptRecord:  # its producer, whoever that is, sends it again
             self._admission.note_refused()
             raise
 

@@ -147,3 +147,49 @@ def test_the_second_batch_of_a_producer_that_is_new_here_waits_for_its_first() -
             log.append(batch(1, pid=13))
 
     asyncio.run(scenario())
+
+
+def test_a_forgotten_producer_goes_on_although_its_batches_find_no_room_at_first() -> None:
+    """Each of them waits for room, and is then none that comes behind a refused one."""
+
+    async def scenario() -> None:
+        clock, world = FakeClock(NOW), FakeWorld()
+        process = Process(world, clock)
+        log = await process.open(LogConfig())
+        clock.now_ms += int(EARLIER_BATCH_S * 1000) + 1
+        process.storage.refusals.append(WalFull("full"))
+        with pytest.raises(WalFull):
+            log.append(batch(7))
+        with pytest.raises(EarlierBatchMissing):
+            log.append(batch(8))
+        log.append(batch(7))
+        log.append(batch(8))
+        process.storage.refusals.append(WalFull("full"))
+        with pytest.raises(WalFull):
+            log.append(batch(0, pid=10))
+        log.append(batch(7, pid=11))  # what another producer meets says nothing of it
+
+    asyncio.run(scenario())
+
+
+def test_the_producers_that_found_no_room_are_bounded_and_all_wait_beyond_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr("tidelog.stream.admission.MAX_REFUSED", 2)
+        clock, world = FakeClock(NOW), FakeWorld()
+        process = Process(world, clock)
+        log = await process.open(LogConfig())
+        for _ in range(2):
+            clock.now_ms += int(EARLIER_BATCH_S * 1000) + 1
+            for pid in (10, 11):
+                process.storage.refusals.append(WalFull("full"))
+                with pytest.raises(WalFull):
+                    log.append(batch(0, pid=pid))
+        log.append(batch(7, pid=20))
+        process.storage.refusals.append(WalFull("full"))
+        with pytest.raises(WalFull):
+            log.append(batch(0, pid=12))
+        for pid in (10, 21):
+            with pytest.raises(EarlierBatchMissing):
+                log.append(batch(7, pid=pid))
+
+    asyncio.run(scenario())
