@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidelog.broker.coordinators.errors import CoordinatorNotAvailable
 from tidelog.broker.settings import GroupSettings
-from tidelog.runtime.errors import AlreadyExists, TidelogError
+from tidelog.runtime.errors import AlreadyExists, InvalidInput, TidelogError
 
 if TYPE_CHECKING:
     from tidelog.controller.client.client import ControllerClient
@@ -36,8 +36,14 @@ TRANSACTION_CONFIGS = {
     "compression.type": "uncompressed",
 }
 """Kafka's config of `__transaction_state`."""
+MAX_KEY_CHARS = 0x7FFF
+"""A longer key fits in no record, and is not hashed: that takes 0.15 s for a million characters."""
 LEADER_WAIT_S = 3.0
 """How long FindCoordinator waits for a partition to get a leader before it returns COORDINATOR_NOT_AVAILABLE."""
+
+
+class KeyTooLong(InvalidInput):
+    """A group id or transactional id has more than `MAX_KEY_CHARS`. Kafka: INVALID_REQUEST (42)."""
 
 
 class PlannedTopic(NamedTuple):
@@ -89,12 +95,14 @@ class CoordinatorTopic:
         return self._controller.image.topic(self.name)
 
     def partition_of(self, key: str) -> int | None:
-        """The partition of a key; None before the topic exists."""
+        """The partition of a key; None before the topic exists, and for a key that is too long to have one."""
         topic = self.record
-        return None if topic is None else partition_for(key, topic.partitions)
+        return None if topic is None or len(key) > MAX_KEY_CHARS else partition_for(key, topic.partitions)
 
     async def find(self, key: str) -> BrokerRecord:
-        """Return a key's coordinator; creates the topic if it does not exist. Raises `CoordinatorNotAvailable`."""
+        """Return a key's coordinator; creates the topic if it does not exist. Raises `CoordinatorNotAvailable`,
+        `KeyTooLong`."""
+        _require_short(key)
         try:
             async with asyncio.timeout(LEADER_WAIT_S):
                 await self.ensure()
@@ -103,7 +111,9 @@ class CoordinatorTopic:
             raise CoordinatorNotAvailable(f"the partition of {key!r} in {self.name} has no leader yet") from error
 
     async def find_partition(self, key: str) -> int:
-        """The partition of a key; creates the topic if it does not exist. Raises `CoordinatorNotAvailable`."""
+        """The partition of a key; creates the topic if it does not exist. Raises `CoordinatorNotAvailable`,
+        `KeyTooLong`."""
+        _require_short(key)
         try:
             async with asyncio.timeout(LEADER_WAIT_S):
                 await self.ensure()
@@ -150,3 +160,8 @@ class CoordinatorTopic:
             except TidelogError as error:
                 raise CoordinatorNotAvailable(f"{self.name} cannot be created now: {error}") from error
             logger.info("internal topic created", extra={"topic": self.name, "partitions": self._partitions})
+
+
+def _require_short(key: str) -> None:
+    if len(key) > MAX_KEY_CHARS:
+        raise KeyTooLong(f"a group id or transactional id of {len(key)} characters: at most {MAX_KEY_CHARS}")

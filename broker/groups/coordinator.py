@@ -26,7 +26,7 @@ from tidelog.broker.coordinators.shards import ShardPhase
 from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.coordinators.topic import OFFSETS_CONFIGS, OFFSETS_TOPIC, CoordinatorTopic
 from tidelog.broker.coordinators.writer import OfTransaction, TxnMarker, Write
-from tidelog.broker.groups.errors import GroupError, InvalidGroupId, InvalidGroupRequest
+from tidelog.broker.groups.errors import CommitTooLarge, GroupError, InvalidGroupId, InvalidGroupRequest
 from tidelog.broker.groups.members import MEMBER_BYTES, MemberIdentity, protocols_bytes
 from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult, TxnCommitRequest
 from tidelog.broker.groups.records import (
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 MAX_ID_BYTES = MAX_STRING_BYTES - 64
 """Maximum size of ids that clients choose; a member id is such an id and a UUID, and must fit in a record."""
+MAX_KEYS_BYTES = 32 << 20
+"""Bound of the keys of a commit's records: each has the id of its group, which may be as long as `MAX_ID_BYTES`."""
 NOT_LEADER_OR_FOLLOWER = 6
 CONCURRENT_TRANSACTIONS = 51
 CONCURRENT_WAIT_S = 0.1
@@ -242,9 +244,11 @@ class GroupCoordinator:
         """OffsetCommit: `NONE` once all offsets are durable and visible. The group id may be empty, as in Kafka.
 
         An offset for a topic that is deleted meanwhile is dropped, and does not replace an offset of a new topic with
-        the same name. The caller bounds the metadata strings. Raises `InvalidGroupId`, `CoordinatorNotAvailable`.
+        the same name. The caller bounds the metadata strings. Raises `InvalidGroupId`, `CommitTooLarge`,
+        `CoordinatorNotAvailable`.
         """
         _check_id(group_id, may_be_empty=True)
+        _check_size(group_id, offsets)
         await self.arrival(group_id)
         shard = self._shard(group_id)
         group = shard.store.groups.get(group_id)
@@ -271,9 +275,10 @@ class GroupCoordinator:
         They are committed by the transaction's marker. `admit` asks the coordinator of the transaction whether this
         offsets partition is in it, and returns a code for the client; it is asked only if the transaction is not open
         in the partition's log, and again for `CONCURRENT_WAIT_S` if it answers CONCURRENT_TRANSACTIONS. Raises
-        `InvalidGroupId`, `CoordinatorNotAvailable`.
+        `InvalidGroupId`, `CommitTooLarge`, `CoordinatorNotAvailable`.
         """
         _check_id(group_id)
+        _check_size(group_id, request.offsets)
         await self.arrival(group_id)
         shard = self._shard(group_id)
         error = _txn_commit_error(shard, group_id, request)
@@ -493,6 +498,12 @@ def _check_id(group_id: str, *, may_be_empty: bool = False) -> None:
         raise InvalidGroupId("the group id is empty")
     if len(group_id.encode()) > MAX_ID_BYTES:
         raise InvalidGroupId(f"the group id is longer than {MAX_ID_BYTES} bytes")
+
+
+def _check_size(group_id: str, offsets: Sequence[tuple[OffsetKey, OffsetValue]]) -> None:
+    size = len(offsets) * len(group_id.encode()) + sum(len(key.topic) for key, _ in offsets)
+    if size > MAX_KEYS_BYTES:
+        raise CommitTooLarge(f"the keys of a commit of {len(offsets)} offsets take {size} bytes")
 
 
 def _growth(group: ClassicGroup | None, request: JoinRequest) -> int:

@@ -28,6 +28,7 @@ class GroupError(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
     INVALID_REQUEST = 42
     INVALID_PRODUCER_EPOCH = 47
     INVALID_TXN_STATE = 48
@@ -51,3 +52,9 @@ class InvalidGroupRequest(InvalidInput):
     """A group request contains a value that cannot be stored in a record. Kafka: INVALID_REQUEST (42)."""
 
     kafka_code = 42
+
+
+class CommitTooLarge(InvalidInput):
+    """The records of a commit would be too large. Kafka: INVALID_COMMIT_OFFSET_SIZE (28)."""
+
+    kafka_code = 28

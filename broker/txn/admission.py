@@ -20,6 +20,7 @@ from tidelog.runtime.errors import TidelogError
 
 logger = logging.getLogger(__name__)
 
+MAX_LOGGED_CHARS = 100
 _AS_THEY_ARE = frozenset((14, 15, 16))
 
 
@@ -55,7 +56,7 @@ class TxnAdmission:
         except TidelogError as error:
             logger.info(
                 "a coordinator of transactions does not answer",
-                extra={"transactional_id": transactional_id, "error": str(error)},
+                extra={"transactional_id": transactional_id[:MAX_LOGGED_CHARS], "error": str(error)},
             )
             code = error.kafka_code if error.kafka_code in _AS_THEY_ARE else TxnError.COORDINATOR_NOT_AVAILABLE
             codes = [code] * len(partitions)

@@ -50,6 +50,8 @@ FIRST_THAT_ADDS = 12
 CONCURRENT_S = 0.1
 """How long CONCURRENT_TRANSACTIONS is asked again."""
 CONCURRENT_PAUSE_S = 0.02
+MAX_TOLD_CHARS = 100
+"""Of the transactional id in an error message: each partition of a request has one."""
 ATTRIBUTES_LOW = 22
 """Index of the attributes' low byte in a batch."""
 TRANSACTIONAL = 0x10
@@ -152,7 +154,8 @@ class TransactionalBatches:
             code = produce_error(answer.code, self._version)
             if code in _SENT_AGAIN:
                 log.note_refused()
-            raise NotAdmitted(code, f"the coordinator of {self._transactional_id!r} answered with error {answer.code}")
+            who = repr(self._transactional_id[:MAX_TOLD_CHARS])
+            raise NotAdmitted(code, f"the coordinator of {who} answered with error {answer.code}")
         try:
             return self._admit(log, records, answer.guard)
         except VerificationLapsed:
