@@ -49,6 +49,8 @@ OPENS_AT_ONCE = 32
 """Logs opened concurrently: enough to hide the bucket's latency, few enough not to saturate it."""
 ARRIVALS = 1_024
 """Number of past openings kept for operators."""
+MAX_TOLD_CHARS = 249
+"""Of the name of a topic that does not exist, in an error: a client may ask for many partitions of a longer one."""
 RETENTION_AT_ONCE = 16
 """Partitions whose retention is checked before the loop serves requests again: less than 1 ms."""
 
@@ -127,7 +129,7 @@ class PartitionManager:
             return found
         record = self._controller.image.topic(topic)
         if record is None:
-            raise NotFound(f"topic {topic!r} does not exist")
+            raise NotFound(f"topic {topic[:MAX_TOLD_CHARS]!r} does not exist")
         raise self._why_not(record, partition)
 
     def get_by_id(self, topic_id: bytes, partition: int) -> PartitionLog:

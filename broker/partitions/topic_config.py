@@ -275,8 +275,14 @@ def warning(overrides: Mapping[str, str]) -> str | None:
     return f"accepted, but not served yet: {', '.join(idle)}" if idle else None
 
 
+MAX_COMPARED_CHARS = 200
+"""Of a name that a similar one is looked for: to compare takes time with its length, and no name is as long."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name closest to `name`, or None."""
+    if len(name) > MAX_COMPARED_CHARS:
+        return None
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 

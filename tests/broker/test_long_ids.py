@@ -7,14 +7,21 @@ from typing import Any
 import pytest
 
 from tests.broker.test_handlers_produce import outcome, produce
+from tests.broker.test_partition_manager import world as world_of_partitions
 from tests.broker.test_produce_transactions import transactional
+from tests.support.admin_world import AdminWorld
+from tests.support.admin_world import part as part_of
 from tests.support.group_calls import call, part
 from tests.support.group_world import World
 from tests.support.kafka_world import KafkaWorld
 from tidelog.broker.coordinators import topic as coordinator_topic
 from tidelog.broker.groups.errors import GroupError as E
+from tidelog.broker.kafka.handlers import elections
+from tidelog.broker.partitions import topic_config
+from tidelog.runtime.errors import NotFound
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND, HEARTBEAT, LEAVE, TXN_OFFSET_COMMIT = 8, 9, 10, 12, 13, 28
+ELECT_LEADERS = 43
 LONG = "g" * 40_000
 
 
@@ -72,3 +79,25 @@ async def test_an_error_of_a_partition_does_not_repeat_a_long_transactional_id()
         answer = await produce(client, 9, {"t": {0: transactional()}}, transactional_id="x" * 1_000_000)
         assert outcome(answer).error_code == 48
         assert len(outcome(answer).error_message) < 1_000
+
+
+async def test_an_error_of_a_partition_does_not_repeat_a_long_topic_name() -> None:
+    """A request with a name of a megabyte may name 65,000 partitions."""
+    async with world_of_partitions() as world:
+        with pytest.raises(NotFound) as caught:
+            world.partitions.get("x" * 30_000, 1)
+        assert len(str(caught.value)) < 1_000
+
+
+def test_the_elections_of_a_long_topic_name_do_not_repeat_it() -> None:
+    world = AdminWorld()
+    wanted = [part_of(ELECT_LEADERS, 2, "TopicPartitions", topic="x" * 30_000, partitions=[0, 1])]
+    answer = world.call(elections.APIS, ELECT_LEADERS, 2, topic_partitions=wanted, timeout=1_000, election_type=0)
+    for one in answer.replica_election_results[0].partition_result:
+        assert one.error_code == E.UNKNOWN_TOPIC_OR_PARTITION and len(one.error_message) < 1_000
+
+
+def test_no_config_is_looked_for_that_is_near_to_a_long_name() -> None:
+    """That takes 0.1 s for a million characters."""
+    assert topic_config.nearest("retention.m", topic_config.TOPIC_CONFIGS) == "retention.ms"
+    assert topic_config.nearest("retention.ms" * 1_000_000, ["retention.ms" * 1_000_000]) is None

@@ -270,7 +270,7 @@ class WorldPartitions:
     def get(self, topic: str, partition: int) -> WorldLog:
         record = self._controller.image.topic(topic)
         if record is None:
-            raise NotFound(f"topic {topic!r} does not exist")
+            raise NotFound(f"topic {topic[:249]!r} does not exist")
         return self.get_by_id(record.id, partition)
 
     def get_by_id(self, topic_id: bytes, partition: int) -> WorldLog:

@@ -156,7 +156,7 @@ class DataPartitions:
     def get(self, topic: str, partition: int) -> PartitionLog:
         topic_id = self._controller.image.topic_ids.get(topic)
         if topic_id is None:
-            raise NotFound(f"topic {topic!r} does not exist")
+            raise NotFound(f"topic {topic[:249]!r} does not exist")
         return self.get_by_id(topic_id, partition)
 
     def get_by_id(self, topic_id: bytes, partition: int) -> PartitionLog:

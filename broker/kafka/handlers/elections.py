@@ -40,6 +40,7 @@ from tidelog.broker.kafka.wire.messages.topics import (
     ReassignableTopicResponse,
     ReplicaElectionResult,
 )
+from tidelog.broker.partitions.manager import MAX_TOLD_CHARS
 from tidelog.controller.image.image import Delta
 from tidelog.controller.model.commands import MAX_MOVES_PER_COMMAND, PartitionMove
 from tidelog.controller.model.errors import NotEligible
@@ -55,7 +56,7 @@ def _partition(services: Services, topic: str, index: int) -> PartitionRecord:
     record = image.topic(topic)
     partition = image.partition(record.id, index) if record is not None else None
     if partition is None:
-        raise NotFound(f"partition {topic}-{index} does not exist")
+        raise NotFound(f"partition {topic[:MAX_TOLD_CHARS]}-{index} does not exist")
     return partition
 
 
