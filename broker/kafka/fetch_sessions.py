@@ -48,6 +48,9 @@ MAX_EPOCH: Final = (1 << 31) - 1
 EVICTABLE_AFTER_S: Final = 120.0
 """A session used more recently is not evicted (Kafka's value)."""
 
+MAX_NAME_CHARS = 249
+"""No topic has a longer name; one of megabytes is not kept in a session, whose partitions alone are counted."""
+
 SessionKey = tuple[str | bytes, int]
 """Topic name, or topic id (16 bytes) from Fetch v13, and partition index."""
 Told = tuple[int, int, int]
@@ -209,6 +212,9 @@ class FetchSessions:
             raise SessionError(INVALID_FETCH_SESSION_EPOCH)
         if session.by_id != by_id:
             raise SessionError(FETCH_SESSION_TOPIC_ID_ERROR)
+        if _has_long_name(request):
+            self.drop(session)
+            raise SessionError(FETCH_SESSION_ID_NOT_FOUND)
         before = len(session)
         session.apply(request)
         self._partitions += len(session) - before
@@ -234,7 +240,7 @@ class FetchSessions:
 
     def _create(self, request: FetchRequest, now: float, *, by_id: bool) -> FetchSession | None:
         count = sum(len(topic.partitions) for topic in request.topics)
-        if count == 0 or not self._make_room(count + 1, now):
+        if count == 0 or _has_long_name(request) or not self._make_room(count + 1, now):
             return None
         session = FetchSession(self._new_id(), now, by_id=by_id)
         session.apply(request)
@@ -267,6 +273,10 @@ class FetchSessions:
         while (session_id := self._ids.randint(1, MAX_EPOCH)) in self._sessions:
             pass
         return session_id
+
+
+def _has_long_name(request: FetchRequest) -> bool:
+    return any(len(topic.name) > MAX_NAME_CHARS for topic in request.topics)
 
 
 def _after(epoch: int) -> int:

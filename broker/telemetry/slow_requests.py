@@ -27,6 +27,8 @@ ENTRY_BYTES = 900
 """What one takes at most, its names included: 6.5 MB in an hour in which each minute had slow requests of 15 APIs."""
 MAX_NAME = 64
 """Characters of a client's id that are kept."""
+MAX_TOPIC = 249
+"""Characters of a topic's name that are kept: a request may have a name that no topic can have."""
 API_KEYS = 128
 _NO_FLOOR = -1.0
 
@@ -136,7 +138,7 @@ def describe(moments: Moments, timing: Timing, sender: Sender, ended_ms: int) ->
         timing.waited_s,
         (sender.client_id or "")[:MAX_NAME],
         sender.client_host,
-        timing.topic,
+        timing.topic[:MAX_TOPIC],
         timing.partition,
         timing.partitions,
         sender.bytes_in,

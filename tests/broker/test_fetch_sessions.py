@@ -474,6 +474,22 @@ def test_those_not_used_for_the_longest_time_make_room() -> None:
     assert sessions.figures() == (2, 18, 1) and third.id != first.id
 
 
+def test_no_session_keeps_a_name_that_no_topic_has() -> None:
+    """A session is taken for a kilobyte for each partition."""
+    sessions = FetchSessions(20, random.Random(1))
+    long = FetchTopic("x" * 1_000, b"", [FetchPartition(0, 0, 1 << 20)])
+    asked = request(2)
+    asked.topics.append(long)
+    assert sessions.begin(asked, 0.0, by_id=False) is None
+    session = begun(sessions, 2, 0.0)
+    grown = request(0, session.id, 1)
+    grown.topics.append(long)
+    with pytest.raises(SessionError) as gone:
+        sessions.begin(grown, 0.0, by_id=False)
+    assert gone.value.code == FETCH_SESSION_ID_NOT_FOUND
+    assert sessions.figures() == (0, 0, 0)
+
+
 def test_two_requests_cannot_use_a_session_at_once_and_epochs_wrap() -> None:
     sessions = FetchSessions(20, random.Random(1))
     session = begun(sessions, 2, 0.0)

@@ -120,7 +120,7 @@ async def test_an_unknown_version_of_api_versions_is_answered_in_version_0_and_t
         assert (await client.send(API_VERSIONS, 0)).error_code == 0
 
 
-@pytest.mark.parametrize("name", ["", "-bad", "spaced out", "semi;colon"])
+@pytest.mark.parametrize("name", ["", "-bad", "spaced out", "semi;colon", "x" * 1_000])
 async def test_a_client_that_names_itself_illegally_is_told(name: str) -> None:
     async with KafkaWorld() as world, world.client() as client:
         response = await client.send(API_VERSIONS, 3, client_software_name=name, client_software_version="1")

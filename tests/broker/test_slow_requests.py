@@ -7,13 +7,19 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tidelog.broker.telemetry.slow_requests import (
+    MAX_NAME,
+    MAX_TOPIC,
     MINUTE_S,
     MINUTES,
     PER_MINUTE,
     STAGES,
+    Moments,
+    Sender,
     SlowRequest,
     SlowRequests,
     Stages,
+    Timing,
+    describe,
 )
 
 
@@ -93,3 +99,10 @@ def test_quick_requests_need_not_be_offered() -> None:
 
 def test_each_stage_has_a_name() -> None:
     assert Stages._fields == STAGES
+
+
+def test_names_of_megabytes_are_not_kept() -> None:
+    timing = Timing(Stages(), 0.0, 0.0, "t" * 1_000_000, 0, 1, 3)
+    sender = Sender(0, "c" * 1_000_000, "127.0.0.1", 100, 50, is_answered=True)
+    found = describe(Moments(0.0, 0.0, 0.0, 0.0, 1.0), timing, sender, 0)
+    assert (len(found.topic), len(found.client_id)) == (MAX_TOPIC, MAX_NAME)

@@ -35,6 +35,8 @@ MAX_VERSION = 4
 ZERO_MINIMUM_VERSION = 4
 """The first version whose clients decode a supported feature with the minimum 0 (KIP-1022)."""
 
+MAX_SOFTWARE_CHARS = 249
+"""Of a client's name, and of its version: they are kept as long as its connection."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 APIS: list[ApiHandler] = []
@@ -57,6 +59,8 @@ class ApiVersions:
         """Record the client's name and version (v3+, KIP-511) and return the table."""
         if context.api_version >= 3:
             name, version = request.client_software_name, request.client_software_version
+            if max(len(name), len(version)) > MAX_SOFTWARE_CHARS:
+                return self._response(INVALID_REQUEST, context)
             if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
                 return self._response(INVALID_REQUEST, context)
             context.extra["client_software_name"] = name
