@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 MAX_ID_BYTES = MAX_STRING_BYTES - 64
 """Maximum size of ids that clients choose; a member id is such an id and a UUID, and must fit in a record."""
+MAX_PROTOCOLS = 100
+"""Bound of the protocols of a member; clients have one for each of their assignors."""
 MAX_KEYS_BYTES = 32 << 20
 """Bound of the keys of a commit's records: each has the id of its group, which may be as long as `MAX_ID_BYTES`."""
 NOT_LEADER_OR_FOLLOWER = 6
@@ -517,6 +519,8 @@ def _growth(group: ClassicGroup | None, request: JoinRequest) -> int:
 
 
 def _check_request(request: JoinRequest) -> None:
+    if len(request.protocols) > MAX_PROTOCOLS:
+        raise InvalidGroupRequest(f"a member has {len(request.protocols)} protocols: at most {MAX_PROTOCOLS}")
     texts = [request.identity.instance_id or "", request.client_id, request.protocol_type]
     texts += [name for name, _ in request.protocols]
     if any(len(text.encode()) > MAX_ID_BYTES for text in texts):

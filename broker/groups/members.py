@@ -30,6 +30,8 @@ Protocols = tuple[tuple[str, bytes], ...]
 
 MEMBER_BYTES = 2048
 """Memory of a member, or of an assigned id, besides what its client chose."""
+PROTOCOL_BYTES = 128
+"""Memory of a protocol, besides the characters of its name and its metadata."""
 MAX_SUBSCRIBED = 131_072
 """Topics that are read of all subscriptions of a group, some 0.1 s: a request has room for eight million names."""
 
@@ -77,7 +79,7 @@ class Member:
 
 def protocols_bytes(protocols: Protocols) -> int:
     """The memory that protocols and their metadata take."""
-    return sum(_text_bytes(name) + len(metadata) for name, metadata in protocols)
+    return sum(PROTOCOL_BYTES + _text_bytes(name) + len(metadata) for name, metadata in protocols)
 
 
 def _text_bytes(text: str) -> int:

@@ -10,8 +10,15 @@ import pytest
 from tests.support.group_world import Consumer, World
 from tests.support.loops import VIRTUAL_LOOP
 from tidelog.broker.coordinators.errors import CoordinatorNotAvailable
-from tidelog.broker.groups.errors import GroupError
-from tidelog.broker.groups.members import MAX_SUBSCRIBED, MEMBER_BYTES, MemberIdentity, subscribed_topics
+from tidelog.broker.groups.coordinator import MAX_PROTOCOLS
+from tidelog.broker.groups.errors import GroupError, InvalidGroupRequest
+from tidelog.broker.groups.members import (
+    MAX_SUBSCRIBED,
+    MEMBER_BYTES,
+    MemberIdentity,
+    protocols_bytes,
+    subscribed_topics,
+)
 from tidelog.broker.groups.messages import JoinRequest
 
 LOOPS = VIRTUAL_LOOP
@@ -43,6 +50,17 @@ async def test_a_member_that_is_there_may_join_again_at_the_bound() -> None:
         members[1].metadata = QUARTER * 3
         with pytest.raises(CoordinatorNotAvailable):
             await members[1].join()
+
+
+async def test_a_member_with_thousands_of_protocols_is_refused() -> None:
+    """A name of two characters takes a hundred bytes, and each join compares those of all members of its group."""
+    async with World(members_max_bytes=BOUND) as world:
+        protocols = tuple((f"{number:x}", b"") for number in range(MAX_PROTOCOLS + 1))
+        wanted = JoinRequest(MemberIdentity("", None), "c", "/h", 30_000, 60_000, "consumer", protocols)
+        with pytest.raises(InvalidGroupRequest):
+            await world.coordinator.join("g", wanted)
+        assert world.coordinator.describe("g") is None
+        assert protocols_bytes(protocols) > 100 * MAX_PROTOCOLS
 
 
 async def test_assignments_count_for_the_bound() -> None:
