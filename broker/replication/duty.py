@@ -9,8 +9,8 @@ another one.
 Invariants: a promise is told only after the WAL has made it durable (rule 15); the replica leads only in an epoch in
 which the metadata name this broker, and only after this registration was in them: the controllers end the terms of a
 broker's earlier process when it registers; who is told that the replica leads is told that it has ended before it does
-anything else. A replica that was removed from its set does not join again by itself, unless its broker was assigned
-again before it saw that.
+anything else. A replica joins only while its broker is assigned, or for the broker's own set. One that was removed from
+its set does not join again by itself, unless its broker was assigned again before it saw that.
 
 Entry: `ReplicaDuty.start`.
 """
@@ -208,10 +208,10 @@ class ReplicaDuty:
             self._end_term()
         await self._learn_or_not(row)
         if not self._is_in(row):
-            if self._joined and not self._is_assigned_again(row):
-                await self._leave()
-            else:
+            if self._may_join(row):
                 await self._join()
+            else:
+                await self._leave()
             return
         self._joined = True
         assert row is not None
@@ -255,9 +255,14 @@ class ReplicaDuty:
         known = row.replica(broker_id) if row is not None else None
         return known is not None and (known.wal_id, known.is_learner) == (wal_id, self._identity.learner)
 
-    def _is_assigned_again(self, row: ReplicationRecord | None) -> bool:
+    def _may_join(self, row: ReplicationRecord | None) -> bool:
+        """Whether this replica is to be in its set: it may have been removed, also before this process registered."""
         broker_id = self._identity.replica.broker_id
-        return row is not None and broker_id in row.assigned and row.replica(broker_id) is None
+        if not self._joined and broker_id == self._identity.replica_set_id:
+            return True  # its own set begins with it
+        if row is None or broker_id not in row.assigned:
+            return False
+        return not self._joined or row.replica(broker_id) is None
 
     async def _join(self) -> None:
         """Tell the controllers the WAL; the change of the metadata that follows has the next look taken."""

@@ -203,6 +203,11 @@ def _check_may_join(
     if not broker.alive:
         raise NotEligible(f"broker {broker.id} is not alive")
     _check_keeps_replicas(record, broker)
+    if tables.level >= EMPTY_COPY_LEVEL and broker.id != record.id and broker.id not in row.assigned:
+        raise NotEligible(
+            f"broker {broker.id} is to have no replica of replica set {record.id}: it was removed, or never assigned",
+            hint=f"`tidelog replica-set add-member {record.id} --broker {broker.id}` assigns one",
+        )
     twin = next((each for each in row.replicas if each.wal_id == command.wal_id and each.broker_id != broker.id), None)
     if twin is not None:
         raise InvalidInput(

@@ -14,7 +14,8 @@ commands, tables `snapshots` and `branches`, and state format 5. Level 6 adds no
 change of configs or of a replication policy names what it is based on, and is refused if that is another by then. Level
 7 adds no command and no table: from it on, nobody is elected by promises of WALs that all end before what is in the
 bucket. Level 8 adds no command and no table: from it on that holds for WALs that have received nothing, too, and an
-election remembers that disks were rolled back, and what was known of a WAL that one broker had alone.
+election remembers that disks were rolled back, and what was known of a WAL that one broker had alone; and only brokers
+that are assigned join.
 
 A broker's range is a row of table `kv`, which members of every version keep. It names the registration that it belongs
 to: a broker that was started anew in another version has told nothing until it says so.
@@ -53,7 +54,7 @@ SET_BACK_LEVEL = 7
 EMPTY_COPY_LEVEL = 8
 """From here on that holds for WALs, too, that have received nothing behind the offset at which they began; and
 an election remembers it (`tidelog.controller.model.replication.voting`). The end of a WAL that a broker had alone is
-known when another one joins."""
+known when another one joins, and a broker joins only while it is assigned."""
 OVERRIDES_LEVEL = 2
 """From here on controllers know overrides of their settings (`tidelog.controller.model.overrides`)."""
 NAMED_CONFIGS_LEVEL = 4

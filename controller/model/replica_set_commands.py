@@ -97,7 +97,8 @@ class SetReplicaSetPolicy(Command, frozen=True, array_like=True, tag=83):
 
 
 class AddReplica(Command, frozen=True, array_like=True, tag=84):
-    """Let a broker join a replica set with its WAL, as a follower outside the SyncStateSet. It is assigned then, too.
+    """Let a broker join a replica set with its WAL, as a follower outside the SyncStateSet. It must be assigned, unless
+    it is the home broker; below `EMPTY_COPY_LEVEL` it is assigned then.
 
     The master of a set of one member tells its own WAL first, and is in the SyncStateSet with it. A broker that has
     another WAL than before joins anew; the one before stays in the SyncStateSet until the master asks for another.

@@ -250,6 +250,30 @@ def test_a_replica_that_was_removed_is_deleted_and_one_that_is_assigned_joins(tm
         assert others() == (new,)
 
 
+def test_a_broker_that_was_removed_from_a_set_while_it_read_its_wal_does_not_join_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many gigabytes take minutes, in which the active controller replaces it, or an operator does."""
+    with Cluster(tmp_path, brokers=3, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 2, "the set has a second member")
+        (old,) = (each for each in record(cluster, 1).members if each != 1)
+        sets, kept = cluster.nodes[1].controller.replica_sets, tmp_path / f"broker-{old}" / "replica-1"
+        cluster.run(sets.assign_replica(1, 5 - old))
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 3, "the set has a third member")
+        cluster.run(cluster.stop_broker(old))
+        wait_until(lambda: old not in record(cluster, 1).sync_state_set, "the stopped one is not in sync", 120)
+        held = Held(monkeypatch, HotSets, "prepare", after=True)
+        starting = cluster.begin(cluster.start_broker(old))
+        assert held.reached.wait(30)
+        cluster.run(sets.remove_replica(1, old))
+        held.go_on.set()
+        starting.result(60)
+        wait_until(lambda: not kept.exists() or old in record(cluster, 1).members, "the replica was deleted")
+        hot_sets = cluster.nodes[old].parts.data.hot_sets
+        wait_until(lambda: hot_sets.get(1) is None or old in record(cluster, 1).members, "it is not open")
+        assert record(cluster, 1).members == (1, 5 - old)
+
+
 LOSS = WalLoss(1, 1 << 30, 0, "an operator elected another replica", 0, 1 << 30, True, ())
 
 

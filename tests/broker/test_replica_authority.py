@@ -123,6 +123,8 @@ class World:
 
     async def join(self, broker_id: int) -> None:
         wal, registration = WALS[broker_id], self.registrations[broker_id]
+        if broker_id != 0:
+            await self.brokers[broker_id].replica_sets.assign_replica(0, broker_id)
         await self.brokers[broker_id].replica_sets.add_replica(0, broker_id, registration, wal.wal_id)
 
     async def kill(self, broker_id: int) -> None:
@@ -414,6 +416,7 @@ async def test_those_may_follow_who_have_a_replica_of_the_set_under_their_presen
     master = world.brokers[0].replica_sets
     await master.remove_replica(0, 2)
     assert not authority.admits(WALS[2], registrations[2], learner=False)
+    await master.assign_replica(0, 2, is_learner=True)
     await master.add_replica(0, 2, registrations[2], WALS[2].wal_id, is_learner=True)
     assert authority.admits(WALS[2], registrations[2], learner=True)
     assert not authority.admits(WALS[2], registrations[2], learner=False)

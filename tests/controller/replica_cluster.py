@@ -68,6 +68,8 @@ class ReplicaCluster(Driver):
         return Counter(each for row in self.image.replication.values() for each in row.assigned)
 
     def join(self, set_id: int, broker_id: int) -> None:
+        if set_id != broker_id and broker_id not in self.assigned(set_id):
+            self.run(r.AssignReplica(set_id, broker_id))
         registration = self.image.brokers[broker_id].registration_epoch
         self.run(r.AddReplica(set_id, broker_id, registration, f"wal-{set_id}-{broker_id}"))
 

@@ -41,6 +41,10 @@ class Trio(Driver):
         return self.image.brokers[broker].registration_epoch
 
     def join(self, broker: int, wal: str = "", **more: Any) -> None:
+        """A broker joins; one that was not assigned before is."""
+        row = self.image.replication.get(0)
+        if broker != 0 and (row is None or broker not in row.assigned):
+            self.run(r.AssignReplica(0, broker, more.get("is_learner", False)))
         self.run(r.AddReplica(0, broker, self.registration(broker), wal or f"wal-{broker}", **more))
 
     def alteration(self, members: tuple[int, ...], quorum: int, **more: Any) -> r.AlterSyncStateSet:

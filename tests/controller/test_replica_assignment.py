@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from tests.controller.controller_helpers import Driver
 from tests.controller.replica_trio import TWO_OF_THREE, Trio
 from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.errors import BrokerNotDrained, ConfigurationRefused, NotEligible, StaleBrokerEpoch
+from tidelog.controller.model.levels import EMPTY_COPY_LEVEL
 from tidelog.controller.model.records import DrainMode
 from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord
 from tidelog.runtime.errors import InvalidInput, NotFound
@@ -50,7 +52,7 @@ def test_no_more_brokers_are_assigned_than_may_have_replicas() -> None:
         driver.run(r.AssignReplica(0, MAX_REPLICAS))
     driver.run(r.AddReplica(0, 0, 1, "wal-0"))  # the place of the master was kept
     with pytest.raises(InvalidInput, match=f"may have {MAX_REPLICAS}"):
-        driver.run(r.AddReplica(0, MAX_REPLICAS, 1, "wal"))
+        driver.run(r.AssignReplica(0, MAX_REPLICAS))
 
 
 def test_an_assignment_is_taken_back_before_the_broker_has_joined_and_with_its_replica() -> None:
@@ -67,6 +69,33 @@ def test_an_assignment_is_taken_back_before_the_broker_has_joined_and_with_its_r
     trio.alter((0, 1), 2, master=master)
     trio.run(r.RemoveReplica(0, 2))
     assert list(trio.assigned) == list(trio.record.members) == [0, 1]
+
+
+def test_a_broker_that_was_removed_does_not_join_again_by_a_request_that_comes_late() -> None:
+    trio = Trio()
+    trio.broker(3)
+    late = r.AddReplica(0, 3, trio.registration(3), "wal-3")
+    trio.unchanged(late, NotEligible, "never assigned")
+    trio.run(r.AssignReplica(0, 3))
+    trio.run(r.RemoveReplica(0, 3))  # an operator has changed their mind before it has joined
+    trio.unchanged(late, NotEligible, "it was removed")
+    trio.alter((0, 1), 2)
+    trio.run(r.RemoveReplica(0, 2))
+    trio.unchanged(r.AddReplica(0, 2, trio.registration(2), "wal-2"), NotEligible, "it was removed")
+    assert list(trio.record.members) == [0, 1]
+    trio.run(r.AssignReplica(0, 3))
+    trio.run(late)
+    assert list(trio.record.members) == [0, 1, 3]
+
+
+def test_below_level_8_a_broker_joins_that_was_not_assigned() -> None:
+    """The same commands give the same state on members of all versions."""
+    trio = Trio()
+    trio.broker(3)
+    command = r.AddReplica(0, 3, trio.registration(3), "wal-3")
+    envelope = structs.replace(trio.envelope(command), format_version=EMPTY_COPY_LEVEL)
+    trio.apply(envelope)
+    assert trio.record.members == (0, 1, 2, 3)
 
 
 def test_a_set_of_one_keeps_its_assignments_when_its_broker_starts_again() -> None:

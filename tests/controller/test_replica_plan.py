@@ -193,6 +193,7 @@ def test_a_learner_is_neither_counted_nor_removed() -> None:
     cluster = ReplicaCluster([""] * 4)
     cluster.settle()
     other = next(each for each in range(4) if each not in cluster.assigned(0))
+    cluster.run(r.AssignReplica(0, other, is_learner=True))
     cluster.run(r.AddReplica(0, other, 1, "wal-of-a-learner", True))
     assert changes(cluster.settle(2_000)) == []
     assert cluster.assigned(0) == [0, 1, 2, 3]

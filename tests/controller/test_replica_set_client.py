@@ -38,6 +38,8 @@ class World:
         await master.elect(0, 0)
         await master.replica_sets.set_policy(0, PolicyRecord(3, 2, 1))
         for each, wal in WALS.items():
+            if each != 0:
+                await master.replica_sets.assign_replica(0, each)
             await self.brokers[each].replica_sets.add_replica(0, each, self.registrations[each], wal.wal_id)
 
     async def connect(self, broker_id: int) -> None:

@@ -100,6 +100,7 @@ def test_the_master_tells_its_wal_before_others_join_outside_the_sync_state_set(
     driver = Driver()
     for each in range(2):
         driver.broker(each)
+    driver.run(r.AssignReplica(0, 1))
     with pytest.raises(NotEligible, match="has not told its WAL"):
         driver.run(r.AddReplica(0, 1, 1, "wal-1"))
     with pytest.raises(StaleBrokerEpoch):
@@ -122,6 +123,7 @@ def test_a_master_of_one_tells_its_wal_anew_after_each_start() -> None:
         driver.broker(each)
     driver.run(r.SetReplicaSetPolicy(0, TWO_OF_THREE))
     driver.run(r.AddReplica(0, 0, 1, "wal-0"))
+    driver.run(r.AssignReplica(0, 1))
     driver.run(c.RegisterBroker(0, "check", "b", "host", 9092, "", ""), int)
     with pytest.raises(NotEligible, match="has not told its WAL"):
         driver.run(r.AddReplica(0, 1, 1, "wal-1"))

@@ -129,6 +129,8 @@ class WorldController:
         self.apply(r.SetReplicaSetPolicy(replica_set, PolicyRecord(len(members), len(members) // 2 + 1, 1)))
         for each in sorted({*members, *([learner] if learner >= 0 else [])}, key=lambda each: (each != home, each)):
             epoch = self.image.brokers[each].registration_epoch
+            if each != home:
+                self.apply(r.AssignReplica(replica_set, each, each == learner))
             self.apply(r.AddReplica(replica_set, each, epoch, f"wal-{each}", each == learner))
         self.put_in_sync(replica_set, *members)
 

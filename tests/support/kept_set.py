@@ -74,8 +74,11 @@ class SelfKeptSet(HotSet):
 
     async def launch(self, broker_id: int) -> KeptProcess:
         """Start a broker's process."""
+        is_new = broker_id not in self.registrations
         client, proxy = await self.register(broker_id)
         process = self.processes[broker_id] = KeptProcess(client, proxy)
+        if is_new and broker_id != SET:
+            await client.replica_sets.assign_replica(SET, broker_id, is_learner=broker_id in self.learners)
         if broker_id == SET and self.node.image.replica_sets[SET].members == (SET,):
             await client.elect(SET, SET)
         process.broker = await self.start(broker_id)

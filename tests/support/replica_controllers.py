@@ -88,7 +88,9 @@ class Controllers:
         self.registrations[broker_id] = self.machine.tables.brokers.rows[broker_id].registration_epoch
 
     def join(self, broker_id: int, wal_id: str) -> None:
-        """A broker tells the WAL that it has."""
+        """A broker tells the WAL that it has; one that was not assigned before is."""
+        if broker_id != self.SET and broker_id not in self.machine.tables.replication.rows[self.SET].assigned:
+            self.run(r.AssignReplica(self.SET, broker_id))
         self.run(r.AddReplica(self.SET, broker_id, self.registrations[broker_id], wal_id))
 
     def set_dead(self, broker_id: int) -> None:

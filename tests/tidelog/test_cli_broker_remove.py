@@ -98,6 +98,8 @@ class RemovalWorld:
 
     def join(self, replica_set: int, broker: int) -> None:
         registration = self.image.brokers[broker].registration_epoch
+        if broker != replica_set:
+            self.driver.run(r.AssignReplica(replica_set, broker))
         self.driver.run(r.AddReplica(replica_set, broker, registration, f"wal-{broker}"))
 
     def have_followed(self, home: int, follower: int) -> None:

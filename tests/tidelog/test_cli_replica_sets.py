@@ -100,6 +100,7 @@ async def elections(client: ControllerClient, cli: Cli) -> None:
     registration = await client.register_broker(RegisterBroker(OTHER, "check", "a", "h", 9092, "", ""))
     await client.elect(OTHER, OTHER)
     sets, registrations = client.replica_sets, {own: client.image.brokers[own].registration_epoch, OTHER: registration}
+    await sets.assign_replica(OTHER, own)
     for each in (OTHER, own):
         await sets.add_replica(OTHER, each, registrations[each], f"wal-{each}")
 
@@ -166,6 +167,7 @@ async def members(client: ControllerClient, cli: Cli) -> None:
         "add-member", OTHER, "--broker", own, "--timeout", 1, code=5
     )
 
+    await sets.assign_replica(OTHER, own)
     waiting = asyncio.create_task(run("add-member", OTHER, "--broker", own))
     await sets.add_replica(OTHER, own, registrations[own], f"wal-{own}")
     record = client.image.replica_sets[OTHER]
@@ -240,6 +242,7 @@ async def learners(client: ControllerClient, cli: Cli) -> None:
     assert f"not a learner of replica set {OTHER} after 1 s" in await run(
         "add-member", OTHER, "--broker", own, "--learner", "--timeout", 1, code=5
     )
+    await sets.assign_replica(OTHER, own, is_learner=True)
     waiting = asyncio.create_task(run("add-member", OTHER, "--broker", own, "--learner"))
     await sets.add_replica(OTHER, own, registrations[own], f"wal-{own}", is_learner=True)
     assert f"broker {own} is a learner of replica set {OTHER}" in await waiting
