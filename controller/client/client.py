@@ -377,8 +377,8 @@ class ControllerClient:
     ) -> T:
         """Have `command` applied once, and return when its effect is in the local image.
 
-        Raises the error of a refusal, and `Unavailable` when the budget (seconds; None: the configured one) is used up.
-        The outcome is then unknown. `after_all`: it is sent when no earlier command of this client is being sent any
+        Raises the error of a refusal, and `OutcomeUnknown` when the budget (seconds; None: the configured one) is used
+        up. `after_all`: it is sent when no earlier command of this client is being sent any
         more. Once it has been applied, or refused by the state machine, none of these can take effect that has not: a
         late copy of one is below the number that this one carries as `done`, and refused as `StaleCommand`.
         """
@@ -408,14 +408,16 @@ class ControllerClient:
         return value
 
     async def _reach(self, version: int, deadline: float) -> None:
-        """Return when the local image contains `version`. Raises `Unavailable` after the deadline (monotonic s)."""
+        """Return when the local image contains `version`. Raises `OutcomeUnknown` after the deadline (monotonic s)."""
         while version > self.image.version:
             try:
                 async with asyncio.timeout(LAG_S):
                     await self._follower.wait_version(version)
             except TimeoutError:
                 if self._clock.monotonic() > deadline:
-                    raise Unavailable(f"the metadata did not reach version {version} in time") from None
+                    raise OutcomeUnknown(
+                        f"the controllers have answered, but the metadata here did not reach version {version} in time"
+                    ) from None
                 if len(self._endpoints) > 1:
                     self._polls.turn()
 

@@ -140,6 +140,21 @@ async def test_a_client_in_the_process_of_the_controller_uses_its_image_before_a
     await node.close()
 
 
+async def test_a_command_whose_effect_does_not_reach_the_local_metadata_in_time_is_not_told_as_one_without_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who tries again, as who takes a snapshot does, would meet what it did itself."""
+    node, client = await world(tmp_path, budget_s=1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(node.feed, "after", lambda _version: [])
+        with pytest.raises(OutcomeUnknown, match="did not reach version"):
+            await client.put_kv("key", b"value")
+    assert node.image.kv["key"] == b"value"
+    await until(lambda: client.image.kv.get("key") == b"value")
+    await client.close()
+    await node.close()
+
+
 def test_a_listener_of_a_feed_hears_what_a_snapshot_changed() -> None:
     feed = DeltaFeed(finds_objects=True)
     heard: list[Delta] = []
