@@ -11,8 +11,10 @@ It does nothing until its set has a living master, which then has everything tha
 files are set aside, and it begins anew as another replica, with an empty WAL and another id, which the master fills.
 Nothing that counted for the old WAL counts for the new one.
 
-Invariants: at most one replica of a set is open; the files of a replica are deleted only after the metadata have said
-that it is not wanted, and it was closed; a set that cannot be opened is a problem, and does not stop the others.
+Invariants: at most one replica of a set is open; the files of a replica are deleted, or set aside, only after the
+metadata have said that it is not wanted, and it was closed, and only while they have this process's registration: what
+they say after another process of this broker has registered is of that one's files; a set that cannot be opened is a
+problem, and does not stop the others.
 
 Entry: `HotSets.prepare` (before the broker registers), then `begin`.
 """
@@ -183,7 +185,14 @@ class HotSets:
             except TimeoutError:
                 continue
 
+    def _is_current(self, shared: HotShared) -> bool:
+        """Whether the metadata speak of this process. If not, it is about to end."""
+        broker = shared.base.image().brokers.get(shared.base.broker_id)
+        return broker is not None and broker.registration_epoch == self._registration_epoch
+
     async def _keep(self, shared: HotShared) -> None:
+        if not self._is_current(shared):
+            return
         wanted = self._wanted(shared)
         kept = wanted | self._sets.keys() | self._strays
         self._failures = {each: why for each, why in self._failures.items() if each in kept}
@@ -203,7 +212,7 @@ class HotSets:
         assert self._disks is not None
         image = shared.base.image()
         for replica_set, one in list(self._sets.items()):
-            if not one.is_rejected or replica_set in self._dropping:
+            if not one.is_rejected or replica_set in self._dropping or not self._is_current(shared):
                 continue
             if not _is_led_by_another(image, replica_set, shared.base.broker_id):
                 continue
@@ -231,6 +240,8 @@ class HotSets:
         image = shared.base.image()
         self._strays -= wanted | self._sets.keys()
         for replica_set in sorted(self._strays):
+            if not self._is_current(shared):
+                return
             row, record = image.replication.get(replica_set), image.replica_sets.get(replica_set)
             if row is None or not row.in_sync or record is None or record.master == NO_BROKER:
                 self._failures.setdefault(replica_set, _STRAY)

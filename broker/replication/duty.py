@@ -6,11 +6,12 @@ election under way, durably, before the controllers are told; lead in the epoch 
 follow the master. At last it tells the election priority with which its broker is configured, if the metadata have
 another one.
 
-Invariants: a promise is told only after the WAL has made it durable (rule 15); the replica leads only in an epoch in
-which the metadata name this broker, and only after this registration was in them: the controllers end the terms of a
-broker's earlier process when it registers; who is told that the replica leads is told that it has ended before it does
-anything else. A replica joins only while its broker is assigned, or for the broker's own set. One that was removed from
-its set does not join again by itself, unless its broker was assigned again before it saw that.
+Invariants: it does what the metadata say only while they have this process's registration; a promise is told only after
+the WAL has made it durable (rule 15); the replica leads only in an epoch in which the metadata name this broker, and
+only after this registration was in them: the controllers end the terms of a broker's earlier process when it registers;
+who is told that the replica leads is told that it has ended before it does anything else. A replica joins only while
+its broker is assigned, or for the broker's own set. One that was removed from its set does not join again by itself,
+unless its broker was assigned again before it saw that.
 
 Entry: `ReplicaDuty.start`.
 """
@@ -199,6 +200,7 @@ class ReplicaDuty:
 
     async def _look(self, image: Image) -> None:
         set_id, me = self._identity.replica_set_id, self._identity.replica.broker_id
+        self._check_current(image)
         record = image.replica_sets.get(set_id)
         row = image.replication.get(set_id)
         if record is None:
@@ -230,6 +232,13 @@ class ReplicaDuty:
         else:
             self.role = ReplicaRole.WAITING
         await self._tell_priority(row)
+
+    def _check_current(self, image: Image) -> None:
+        """Raise `StaleBrokerEpoch` if the metadata speak of another process: what they say is nothing for this one."""
+        me, epoch = self._identity.replica.broker_id, self._identity.registration_epoch
+        broker = image.brokers.get(me)
+        if broker is None or broker.registration_epoch != epoch:
+            raise StaleBrokerEpoch(f"registration {epoch} of broker {me} is not current")
 
     async def _tell_priority(self, row: ReplicationRecord) -> None:
         """Tell the priority of a replica that has joined with another one: its broker was configured anew."""

@@ -6,6 +6,7 @@ Controller, sockets, disks and brokers are real, in one process; the bucket is i
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
 from functools import partial
@@ -29,12 +30,17 @@ from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
 from tidelog.cli.client import http_json
 from tidelog.cli.subcommands.wal import wal
+from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.model import wal_notes
+from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import FoundWal, WalLoss, WalNote, WalVerdict, judge, note_in
+from tidelog.controller.rpc.handshake import Credentials
 from tidelog.process.replica_disks import DirectoryReplicaDisks
+from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, CorruptData, DamagedFile, StorageFailed
+from tidelog.runtime.network import TcpNetwork
 from tidelog.storage.replication.following import Diverged, Match, WalFollower
 from tidelog.storage.wal.base import WalFull
 from tidelog.storage.wal.disk.wal import DiskWal
@@ -272,6 +278,52 @@ def test_a_broker_that_was_removed_from_a_set_while_it_read_its_wal_does_not_joi
         hot_sets = cluster.nodes[old].parts.data.hot_sets
         wait_until(lambda: hot_sets.get(1) is None or old in record(cluster, 1).members, "it is not open")
         assert record(cluster, 1).members == (1, 5 - old)
+
+
+def test_a_process_that_was_replaced_by_one_with_another_disk_deletes_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata speak of the other process: what this one has may be the last copy of what was confirmed."""
+    with Cluster(tmp_path, brokers=3, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 2, "the set has a second member")
+        (old,) = (each for each in record(cluster, 1).members if each != 1)
+        node, kept = cluster.nodes[old], tmp_path / f"broker-{old}" / "replica-1"
+        files = {each.name for each in kept.iterdir() if not each.name.endswith(".tmp")}
+        deleted: list[int] = []
+
+        async def noted(_self: DirectoryReplicaDisks, replica_set: int) -> None:
+            deleted.append(replica_set)
+
+        monkeypatch.setattr(DirectoryReplicaDisks, "remove", noted)
+        node.controller.on_fenced(lambda _error: None)  # its heartbeats are late: its metadata tell it first
+
+        async def replace() -> None:
+            client = ControllerClient(
+                [cluster.controller.address],
+                TcpNetwork(),
+                SystemClock(),
+                random.Random(),
+                credentials=Credentials(b"s" * 32, old),
+            )
+            await client.start()
+            registration = RegisterBroker(old, f"check-{old}", "another", "127.0.0.1", 1, "", "", "disk")
+            epoch = await client.register_broker(registration)
+            await client.replica_sets.add_replica(1, old, epoch, "another WAL")
+            await client.close()
+
+        cluster.run(replace())
+        wait_until(node.failed.done, "the process that was replaced ends")
+
+        def has_ended() -> bool:
+            one = node.parts.data.hot_sets.get(1)
+            return one is None or (one.duty is not None and one.duty.role in (ReplicaRole.REMOVED, ReplicaRole.FAILED))
+
+        wait_until(has_ended, "so does its replica")
+        for name in ("a", "b", "c"):  # its stop takes a while, in which the metadata change
+            topic = cluster.run(cluster.nodes[1].controller.create_topic(name, 1, {}))
+            wait_until(partial(node.controller.image.topics.__contains__, topic.id), "it has heard of the topic")
+        cluster.run(cluster.stop_broker(old))
+        assert deleted == [] and files <= {each.name for each in kept.iterdir()}
 
 
 LOSS = WalLoss(1, 1 << 30, 0, "an operator elected another replica", 0, 1 << 30, True, ())

@@ -89,6 +89,20 @@ async def test_a_process_that_was_replaced_promises_nothing_any_more(kept: SelfK
     assert second.broker_id in (2, 3)
 
 
+async def test_a_process_that_was_replaced_by_one_with_another_disk_does_not_take_itself_for_removed(
+    kept: SelfKeptSet,
+) -> None:
+    """Else its files would be deleted."""
+    await kept.settled()
+    third = kept.processes[3]
+    client, proxy = await kept.register(3)
+    await client.replica_sets.add_replica(SET, 3, kept.registrations[3], "another WAL")
+    await until(lambda: third.duty.role in (ReplicaRole.FAILED, ReplicaRole.REMOVED))
+    assert third.duty.role is ReplicaRole.FAILED and "is not current" in third.duty.problem
+    await proxy.close()
+    await client.close()
+
+
 async def test_a_policy_that_is_set_reaches_the_master(kept: SelfKeptSet) -> None:
     await kept.settled()
     image = kept.node.image
