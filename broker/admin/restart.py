@@ -9,7 +9,8 @@
 Any broker accepts the GET. The POST is for the broker itself: `id` and `registration_epoch` say which process is meant,
 so a request that comes late, or to another one's address, restarts nothing. The controllers refuse it while anything
 speaks against it; a process that is a controller, too, refuses it while another controller is away. The same request
-again is answered as the first one.
+again is answered as the first one. A request that no controller has answered may be carried out when one does: the
+process ends then.
 
 Entry: `RestartRoutes.routes`.
 """
@@ -30,7 +31,7 @@ from tidelog.controller.model.errors import RestartRefused, StaleBrokerEpoch
 from tidelog.controller.model.records import NO_BROKER, NO_REPLICA_SET, DrainMode
 from tidelog.controller.model.replication import has_several
 from tidelog.controller.model.restart import restart_hindrances
-from tidelog.runtime.errors import InvalidInput
+from tidelog.runtime.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from tidelog.controller.client.client import ControllerClient
@@ -68,6 +69,8 @@ class RestartRoutes:
         self._quorum = quorum
         self._min_in_sync = min_in_sync
         self._prepare = prepare
+        self._unsubscribe: Callable[[], None] | None = None
+        """While a request had no answer, and may take effect."""
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to the admin HTTP server."""
@@ -113,10 +116,33 @@ class RestartRoutes:
             )
         if not broker.draining and not restart_hindrances_in(self._controller.image, broker_id):
             await self._prepare()
-        await self._controller.begin_restart(broker_id, epoch)
+        try:
+            await self._controller.begin_restart(broker_id, epoch)
+        except Unavailable:
+            self._await_mark(epoch)
+            raise
         logger.info("a restart was asked for", extra={"registration_epoch": epoch})
         self._restart()
         return json_answer({"status": "restarting", "id": broker_id, "registration_epoch": epoch})
+
+    def _await_mark(self, registration_epoch: int) -> None:
+        """End also if a request that had no answer takes effect later.
+
+        The broker would be marked as stopping for good otherwise: it would lead nothing, and no other one be restarted.
+        """
+        if self._unsubscribe is None:
+            self._unsubscribe = self._controller.subscribe(lambda _delta: self._end_if_marked(registration_epoch))
+        self._end_if_marked(registration_epoch)
+
+    def _end_if_marked(self, registration_epoch: int) -> None:
+        broker = self._controller.image.brokers.get(self._broker_id)
+        if broker is None or broker.registration_epoch != registration_epoch or self._unsubscribe is None:
+            return
+        if broker.draining == DrainMode.SHUTDOWN:
+            logger.info("a restart that had no answer has begun", extra={"registration_epoch": registration_epoch})
+            self._unsubscribe()
+            self._unsubscribe = None
+            self._restart()
 
     def _owned(self, replica_set: int) -> list[dict[str, Any]]:
         """Return partitions of a replica set. One that leaves it is not its any more; one that comes is, when it is."""

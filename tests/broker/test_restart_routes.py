@@ -12,7 +12,7 @@ from tests.support.admin_world import WorldController
 from tidelog.broker.admin.restart import RestartRoutes
 from tidelog.broker.kafka.services import no_quorum
 from tidelog.controller.model import commands as c
-from tidelog.controller.model.errors import RestartRefused, StaleBrokerEpoch
+from tidelog.controller.model.errors import OutcomeUnknown, RestartRefused, StaleBrokerEpoch
 from tidelog.controller.model.records import DrainMode
 from tidelog.runtime.errors import InvalidInput
 
@@ -26,6 +26,8 @@ class World(WorldController):
     def __init__(self, *, is_controller: bool = False) -> None:
         super().__init__()
         self.asked = self.prepared = 0
+        self.is_silent = False
+        """The controllers do not answer a restart."""
         self.quorum_rows: list[dict[str, Any]] = [ACTIVE]
         for broker in (1, 2, 3):
             self.register(broker)
@@ -52,6 +54,8 @@ class World(WorldController):
         return {**await no_quorum(), "members": self.quorum_rows}
 
     async def begin_restart(self, broker_id: int, registration_epoch: int) -> None:
+        if self.is_silent:
+            raise OutcomeUnknown("the controller did not answer within 30 s")
         self.apply(c.BeginRestart(broker_id, registration_epoch))
 
     async def call(self, method: str, query: str = "") -> dict[str, Any]:
@@ -79,6 +83,30 @@ async def test_this_broker_drains_and_its_process_is_asked_to_end() -> None:
     assert (world.asked, world.prepared) == (2, 1)
     assert await world.hindrances(1) == ["it is stopping"]
     assert await world.hindrances(2) == ["broker 1 is stopping"]
+
+
+async def test_a_request_without_an_answer_that_takes_effect_later_ends_the_process_then() -> None:
+    """Else it would be marked as stopping for good, lead nothing, and keep all others from a restart."""
+    world = World()
+    world.is_silent = True
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            await world.restart()
+    world.apply(c.DrainBroker(2, DrainMode.SHUTDOWN, world.epoch(2)))
+    assert world.asked == 0
+    world.apply(c.DrainBroker(2, DrainMode.NONE))
+    world.apply(c.BeginRestart(1, world.epoch()))
+    assert world.image.brokers[1].draining == DrainMode.SHUTDOWN
+    assert world.asked == 1
+
+
+async def test_a_request_without_an_answer_that_took_effect_before_the_metadata_told_of_it_ends_the_process() -> None:
+    world = World()
+    world.is_silent = True
+    world.apply(c.BeginRestart(1, world.epoch()))
+    with pytest.raises(OutcomeUnknown):
+        await world.restart()
+    assert world.asked == 1
 
 
 async def test_a_request_for_another_process_restarts_nothing() -> None:
