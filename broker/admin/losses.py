@@ -138,19 +138,27 @@ class LossRoutes:
     async def _accept(self, request: web.Request) -> web.Response:
         lost, force = self._lost(request), flag(request, "force")
         epoch, left, placed = lost.master_epoch, lost.partitions, 0
+        # Others have the partitions from the command on, which may take effect without an answer: so the fence comes
+        # before it, of the epoch that it gives. Who gets that epoch instead is elected again.
+        if force:  # without it a WAL in the bucket is not given up
+            await self._fence(lost, epoch + 1)
         while left:
             keys = [(each.topic_id, each.index) for each in self._controller.image.owned(lost.replica_set)][
                 :MAX_MOVES_PER_COMMAND
             ]
             left, epoch = await self._controller.abandon(lost.replica_set, epoch, keys, force=force)
             placed += len(keys)
-        if lost.wal_kind == BUCKET_WAL:
-            await fence_abandoned(self._removed_wal(lost.broker), lost.broker, epoch)
+        await self._fence(lost, epoch)
         logger.warning(
             "an operator discarded the records that only a dead broker's WAL has",
             extra={"broker": lost.broker, "partitions": placed},
         )
         return json_answer({"broker": lost.broker, "partitions": placed})
+
+    async def _fence(self, lost: LostReplicaSet, master_epoch: int) -> None:
+        """Shut out its process if its WAL is in the bucket: it may be alive, and cut off from the controllers."""
+        if lost.wal_kind == BUCKET_WAL:
+            await fence_abandoned(self._removed_wal(lost.broker), lost.broker, master_epoch)
 
     # --- quarantine ----------------------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.kafka.services import nothing_to_prepare
 from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import InvalidReplicationFactor, NotEligible, OutcomeUnknown
 from tidelog.controller.model.records import DrainMode
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import CorruptData, NotFound
+from tidelog.runtime.errors import CorruptData, Fenced, NotFound
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.settings import WalSettings
@@ -63,6 +64,8 @@ class World:
 
     async def abandon(self, replica_set: int, epoch: int, keys: Any, *, force: bool) -> tuple[int, int]:
         left, following = self.driver.run(c.Abandon(replica_set, epoch, tuple(keys), force))
+        if self.refuse is not None:
+            raise self.refuse
         return left, following
 
     def removed(self, broker_id: int) -> RemovedWal:
@@ -161,6 +164,50 @@ async def test_an_abandoned_broker_acknowledges_nothing_even_before_it_is_remove
     await acknowledges_nothing(old)
     await world.remove()
     await (await rejoins(world, 3)).close()
+
+
+async def test_a_broker_acknowledges_nothing_although_nobody_heard_that_it_was_abandoned() -> None:
+    """Its partitions go on elsewhere from the moment of the command, whatever becomes of the answer."""
+    world = World()
+    world.driver.run(c.CreateTopic(TOPIC, "t", 2, {}, False, False, (GONE, GONE)))
+    old = await world.opened(1, world.epoch())
+    await append(old)
+    world.die()
+    world.refuse = OutcomeUnknown("the controller did not answer within 30 s")
+    with pytest.raises(OutcomeUnknown):
+        await world.ask(f"/losses/accept?id={GONE}&force=true")
+    assert not world.image.owned(GONE)
+    await acknowledges_nothing(old)
+    world.refuse = None
+    await world.remove()
+    await (await rejoins(world, 3)).close()
+
+
+async def test_a_broker_whose_wal_is_not_given_up_is_not_fenced() -> None:
+    world = World()
+    world.driver.run(c.CreateTopic(TOPIC, "t", 2, {}, False, False, (GONE, GONE)))
+    old = await world.opened(1, world.epoch())
+    world.die()
+    with pytest.raises(NotEligible, match="other brokers recover all of it"):
+        await world.ask(f"/losses/accept?id={GONE}")
+    await append(old)
+    await old.close()
+
+
+async def test_a_broker_that_was_fenced_and_not_abandoned_comes_back_under_the_epoch_after_the_next() -> None:
+    world = World()
+    world.driver.run(c.CreateTopic(TOPIC, "t", 2, {}, False, False, (GONE, GONE)))
+    await (await world.opened(1, world.epoch())).close()
+    world.die()
+    world.driver.run(c.SetBrokerAlive(1, world.image.brokers[1].registration_epoch, False))
+    with pytest.raises(InvalidReplicationFactor):  # no broker is there to take them
+        await world.ask(f"/losses/accept?id={GONE}&force=true")
+    epoch = world.register(GONE, "again")
+    with pytest.raises(Fenced):
+        await world.opened(2, epoch)
+    back = await world.opened(3, int(world.driver.run(c.Elect(GONE, GONE))[4]))
+    await append(back)
+    await back.close()
 
 
 async def test_an_abandoned_broker_that_writes_all_the_time_is_shut_out() -> None:
