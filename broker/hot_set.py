@@ -32,7 +32,8 @@ from tidelog.broker.replication.replica import HotReplica, ReplicaParts
 from tidelog.broker.replication.warm import WarmTail
 from tidelog.broker.wal_files import missing_wal_files
 from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
-from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.errors import ConfigsChanged
+from tidelog.controller.model.replication import PolicyRecord, has_several
 from tidelog.controller.model.wal_notes import WalLost, gave_up
 from tidelog.runtime.errors import Fenced, StorageFailed, TidelogError
 from tidelog.storage.cache.log_cache import LogCache
@@ -124,14 +125,22 @@ class HotSet:
         """
         base = self._shared.base
         if base.image().replication.get(self.replica_set_id) is None:
-            policy = base.settings.replication.policy()
-            policy.checked()
-            await base.controller.replica_sets.set_policy(self.replica_set_id, policy)
+            await self._set_first_policy()
         epoch = await membership.elect()
         await meet_known_wal(base.broker_id, base.wal, base.controller, self.wal, epoch, start_over=self._start_over)
         committed = base.controller.committed_wal_offset(self.replica_set_id)
         if self.wal.end_offset < committed:
             await self._start_over(f".behind-{epoch}")
+
+    async def _set_first_policy(self) -> None:
+        """Set the policy that this broker is configured with, unless an operator has set one meanwhile."""
+        policy = self._shared.base.settings.replication.policy()
+        policy.checked()
+        try:
+            await self._shared.base.controller.replica_sets.set_policy(self.replica_set_id, policy, base=PolicyRecord())
+        except ConfigsChanged as error:
+            extra = {"replica_set": self.replica_set_id, "error": str(error)}
+            logger.info("the configured replication policy is not set", extra=extra)
 
     async def _start_over(self, kept_as: str) -> None:
         """Begin another WAL at the committed WAL offset, with another id."""

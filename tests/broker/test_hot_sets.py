@@ -31,6 +31,7 @@ from tidelog.broker.settings import ReplicationSettings
 from tidelog.cli.client import http_json
 from tidelog.cli.subcommands.wal import wal
 from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.client.replica_sets import ReplicaSetClient
 from tidelog.controller.model import wal_notes
 from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.records import ReplicaSetRecord
@@ -278,6 +279,23 @@ def test_a_broker_that_was_removed_from_a_set_while_it_read_its_wal_does_not_joi
         hot_sets = cluster.nodes[old].parts.data.hot_sets
         wait_until(lambda: hot_sets.get(1) is None or old in record(cluster, 1).members, "it is not open")
         assert record(cluster, 1).members == (1, 5 - old)
+
+
+def test_a_broker_does_not_replace_the_policy_that_an_operator_has_set_while_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path, brokers=2, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: is_whole(cluster, (1, 2)), "both sets have two members")
+        sets = cluster.nodes[1].controller.replica_sets
+        wanted = structs.replace(cluster.image.replication[1].policy, slave_timeout_s=7.0)
+        held = Held(monkeypatch, ReplicaSetClient, "set_policy")
+        starting = cluster.begin(cluster.start_broker(3))
+        assert held.reached.wait(30)
+        monkeypatch.undo()
+        cluster.run(sets.set_policy(3, wanted))
+        held.go_on.set()
+        starting.result(60)
+        assert cluster.image.replication[3].policy == wanted
 
 
 def test_a_process_that_was_replaced_by_one_with_another_disk_deletes_nothing_of_its_own(
