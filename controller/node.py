@@ -68,6 +68,7 @@ from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
 from tidelog.runtime.steps import in_turns
+from tidelog.runtime.task_errors import ERRORS
 from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.version import VERSION
 
@@ -384,6 +385,8 @@ class ControllerNode:
             "failed_command": msgspec.structs.asdict(failed) if failed is not None else None,
             "bucket_state": self.bucket_state(),
             "not_deleted": self._lifecycle.not_deleted if self.is_active else "",
+            "failing": self._lifecycle.problems() if self.is_active else [],
+            "unexpected_errors": ERRORS.problems(),
             "settings": report(self._sections, self.image.cluster_configs),
             **self._consensus.status(),
         }

@@ -11,7 +11,7 @@ Any broker accepts the requests; the response to a POST follows the commit of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -59,7 +59,9 @@ class QuorumView:
         """`members` (each with `id`, `address`, `state` as in docs/cli.md, and its figures), `problems`."""
         members = await asyncio.gather(*(self._ask(*each) for each in known_members(self._client)))
         _depose(members)
-        return {"members": members, "problems": _problems(members)}
+        image = self._client.image
+        with_broker = {each.id for each in image.brokers.values() if each.alive}  # it tells of its process itself
+        return {"members": members, "problems": _problems(members) + _of_processes(members, with_broker)}
 
     async def _ask(self, node_id: int, address: str) -> Document:
         row: Document = {
@@ -93,6 +95,8 @@ class QuorumView:
             "failed_command",
             "bucket_state",
             "not_deleted",
+            "failing",
+            "unexpected_errors",
         )
         return {**row, "state": state, "pid": found["pid"], **{name: found.get(name) for name in figures}}
 
@@ -171,6 +175,22 @@ def _problems(members: Sequence[Document]) -> list[str]:
             elif (peer["lag"] or 0) > LAG_WORTH_TELLING:
                 found.append(f"controller {peer['id']} is {peer['lag']} entries behind")
     return found
+
+
+def _of_processes(members: Sequence[Document], with_broker: Container[int]) -> list[str]:
+    """What only the processes of controllers know: an older version tells none of it."""
+    found = [
+        f"the active controller {row['id']} {each}"
+        for row in members
+        if row["state"] == "active"
+        for each in row.get("failing") or ()
+    ]
+    return found + [
+        f"controller {row['id']}: {each}"
+        for row in members
+        if row["id"] not in with_broker
+        for each in row.get("unexpected_errors") or ()
+    ]
 
 
 def quorum_hindrances(members: Sequence[Document]) -> list[str]:

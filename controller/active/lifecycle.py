@@ -34,6 +34,9 @@ Refuses = Callable[[str], Awaitable[bool]]
 """Whether an address (`host:port`) certainly has no listener."""
 INTERVAL_S = 1.0
 """Between two rounds, if nothing wakes them."""
+FAILING_S = 10.0
+"""A part whose rounds have failed for so long is a problem: one failure may be that of an election."""
+REMOVALS = "removals"
 
 
 class Lifecycle:
@@ -63,6 +66,8 @@ class Lifecycle:
         self._refuses = refuses
         self._partitions_per_deletion = partitions_per_deletion
         self._removals = Removals()
+        self._failing: dict[str, tuple[float, str]] = {}
+        """The parts whose last round failed: since when (monotonic seconds), and the last error."""
         self._wake = asyncio.Event()
         self._deletions = asyncio.Event()
         self._asks = asyncio.Event()
@@ -70,6 +75,7 @@ class Lifecycle:
     def activated(self) -> None:
         """This controller became active: probe at once the brokers that look dead to it."""
         self._removals.activated()
+        self._failing.clear()
         self._asks.set()
 
     def wake(self) -> None:
@@ -102,16 +108,32 @@ class Lifecycle:
             await work
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
             error = expected("controller", failure)
+            since, _ = self._failing.get(name, (self._clock.monotonic(), ""))
+            self._failing[name] = since, str(error)
             logger.warning(
                 "lifecycle work failed; retrying in the next round", extra={"part": name, "error": str(error)}
             )
+        else:
+            self._failing.pop(name, None)
+
+    def problems(self) -> list[str]:
+        """Return the parts that have failed in each round for `FAILING_S`, one clause each.
+
+        What the bucket does not delete is in `not_deleted`.
+        """
+        now = self._clock.monotonic()
+        return [
+            f"has failed at its work ({name}) for {now - since:.0f} s: {error}"
+            for name, (since, error) in self._failing.items()
+            if now - since >= FAILING_S and name != REMOVALS
+        ]
 
     async def run_removals(self) -> None:
         """Delete due objects until cancelled. Separate from `run`: a slow bucket must not delay session checks."""
         while True:
             await self._clock.sleep(INTERVAL_S)
             if self._is_active():
-                await self._try("removals", self._remove())
+                await self._try(REMOVALS, self._remove())
 
     def wake_deletions(self) -> None:
         """A topic was deleted: remove what is left of it now."""

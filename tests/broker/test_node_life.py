@@ -18,6 +18,7 @@ from tidelog.broker.inputs import BrokerIdentity, BrokerSettings, BrokerWorld, C
 from tidelog.broker.node import BrokerNode
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from tidelog.chaos.ports import free_port
+from tidelog.controller import node as controller_node
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
@@ -217,7 +218,8 @@ async def test_a_failure_cuts_the_listener_and_is_kept_once(here: Place) -> None
 
 
 async def test_every_part_of_a_running_broker_tells_of_itself(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "ERRORS", TaskErrors())  # those of this process are of other tests, too
+    for module in (parts, controller_node):
+        monkeypatch.setattr(module, "ERRORS", TaskErrors())  # those of this process are of other tests, too
     node = here.node()
     await node.start()
     servers = node.parts.servers

@@ -17,7 +17,7 @@ def view(**members: dict[str, Any]) -> QuorumView:
     async def status_of(endpoint: tuple[str, int]) -> dict[str, Any]:
         return {**FIGURES, **members[f"p{endpoint[1]}"]}
 
-    client = SimpleNamespace(image=SimpleNamespace(cluster=cluster), status_of=status_of)
+    client = SimpleNamespace(image=SimpleNamespace(cluster=cluster, brokers={}), status_of=status_of)
     return QuorumView(cast("Any", client))
 
 
@@ -31,3 +31,9 @@ async def test_what_a_member_tells_of_its_log_is_a_problem() -> None:
     stalled = "cannot write its log, and waits: no space left on device"
     report = await view(p1={"active": True}, p2={"problem": stalled}, p3={}).report()
     assert report["problems"] == [f"controller 2 at host:2 {stalled}"]
+
+
+async def test_work_in_which_the_active_controller_fails_is_a_problem() -> None:
+    failing = ["has failed at its work (liveness) for 12 s: refused"]
+    report = await view(p1={"active": True, "failing": failing}, p2={"failing": failing}, p3={}).report()
+    assert report["problems"] == [f"the active controller 1 {failing[0]}"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver, new_object
 from tidelog.controller.active.duties import Duties
-from tidelog.controller.active.lifecycle import Lifecycle, Refuses
+from tidelog.controller.active.lifecycle import FAILING_S, Lifecycle, Refuses
 from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import UNHEARD_S, BrokerSessions
@@ -19,7 +19,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import NotEligible, NotHandedOver
 from tidelog.controller.model.records import NO_BROKER, PartitionRecord, StreamState
 from tidelog.controller.model.settings import ControllerSettings
-from tidelog.runtime.errors import Fenced
+from tidelog.runtime.errors import Fenced, InvalidInput
 
 Key = tuple[bytes, int]
 PARTITIONS = 4
@@ -534,3 +534,24 @@ async def test_who_stops_in_good_order_is_not_taken_over_from_at_once(driver: Dr
     assert [type(each) for each in proposed] == [c.SetBrokerAlive] and not driver.image.brokers[0].alive
     await pass_time(driver, clock, sessions, lifecycle, 2, 1, 2)
     assert takeovers(proposed) == [0]
+
+
+async def test_work_that_fails_in_each_round_is_a_problem_until_it_succeeds(driver: Driver) -> None:
+    """Only the log told of it, and nobody was declared dead, or elected, meanwhile."""
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+    lifecycle, _ = active(driver, clock, sessions)
+    beat(driver, clock, sessions, 0, 1, 2)
+    sessions.connection_closed(0)
+
+    def refuse(_command: c.AnyCommand) -> None:
+        raise InvalidInput("planted")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "run", refuse)
+        await lifecycle.round()
+        assert lifecycle.problems() == [], "the next round may succeed"
+        clock.now_s += FAILING_S
+        await lifecycle.round()
+    assert lifecycle.problems() == [f"has failed at its work (liveness) for {FAILING_S:.0f} s: planted"]
+    await lifecycle.round()
+    assert lifecycle.problems() == [] and not driver.image.brokers[0].alive

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.controller.controller_helpers import TOPIC, Driver, make_client, make_node, new_object
+from tests.controller.controller_helpers import TOPIC, Driver, make_client, make_node, new_object, until
 from tidelog.broker.admin.quorum import QuorumView
+from tidelog.controller import node as controller_node
+from tidelog.controller.active.duties import Duties
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine import objects
 from tidelog.controller.machine.index import MetadataIndex
@@ -22,7 +24,9 @@ from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import CommandFailed
+from tidelog.runtime import task_errors, tasks
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.task_errors import TaskErrors
 from tidelog.storage.commits import CommitObjects
 
 STATE_LOGGER = "tidelog.controller.machine.state"
@@ -273,3 +277,33 @@ async def test_a_controller_whose_copy_of_the_metadata_fails_ends(
     await again.start()
     assert again.image.kv == {"k": b"v"}
     await again.close()
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_what_the_tasks_of_a_controller_meet_is_told_where_the_cluster_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of a controller alone has no HTTP: its broken rounds were in its log, and the status was well."""
+    errors = TaskErrors()
+    for module in (task_errors, tasks, controller_node):
+        monkeypatch.setattr(module, "ERRORS", errors)  # those of this process are of other tests, too
+
+    def planted(*_: Any) -> None:
+        raise Planted
+
+    node = make_node(tmp_path)
+    await node.start()
+    client = make_client(node.address)
+    await client.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(Duties, "members", planted)
+        await until(lambda: errors.counts().get("controller", 0) > 1)
+    report = await QuorumView(client).report()
+    (problem,) = report["problems"]
+    assert problem.startswith("controller 0: unexpected error of controller, ")
+    driver = Driver()
+    driver.broker()
+    client.image.brokers.update(driver.image.brokers)
+    assert (await QuorumView(client).report())["problems"] == [], "the broker in its process tells it"
+    await client.close()
+    await node.close()

@@ -20,6 +20,7 @@ from tidelog.cli.main import cli
 from tidelog.cli.subcommands.status import gather
 from tidelog.console.link import ClusterLink
 from tidelog.console.passed_on import PassedOn
+from tidelog.controller import node as controller_node
 from tidelog.doctor.judge import judge
 from tidelog.runtime.errors import TidelogError, Unavailable
 from tidelog.runtime.task_errors import TaskErrors
@@ -36,7 +37,8 @@ def misled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         2: AdminSettings(host="127.0.0.2", port=port, advertised_host="127.0.0.1"),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "ERRORS", TaskErrors())  # those of other tests in this process
+        for module in (parts, controller_node):
+            patch.setattr(module, "ERRORS", TaskErrors())  # those of other tests in this process
         with Cluster(tmp_path_factory.mktemp("misled"), brokers=2, admins=admins) as cluster:
             yield cluster
 

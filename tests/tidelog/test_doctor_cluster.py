@@ -21,6 +21,7 @@ from tidelog.broker import parts
 from tidelog.broker.settings import ReplicationSettings
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.examine import AdminAsk, DoctorTarget, gather_facts
+from tidelog.controller import node as controller_node
 from tidelog.controller.checkup import Checkup
 from tidelog.doctor.facts import Facts
 from tidelog.doctor.findings import DoctorFinding
@@ -48,7 +49,8 @@ def names(facts: Facts) -> set[str]:
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No configuration, no directory that could be meant, and no errors of other tests in this process."""
-    monkeypatch.setattr(parts, "ERRORS", TaskErrors())
+    for module in (parts, controller_node):
+        monkeypatch.setattr(module, "ERRORS", TaskErrors())
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
 
