@@ -106,6 +106,7 @@ def build_parts(base: BrokerBase) -> BrokerParts:
     registry.add_figures("balance", lambda: controller.balance, figures.balance_families)
     registry.add_problems("controller", controller.problems)
     base.health.add(controller.health)
+    base.health.sample("metadata copy", lambda: controller.told_version, lambda: controller.image.version)
     registry.add_problems("health", base.health.problems)
     registry.add_section("health", base.health.report)
     registry.add_figures("health", base.health.figures, health_families)

@@ -250,6 +250,11 @@ class ControllerClient:
         """Return the active controller's last reply on the balance; None while none is known to be active."""
         return self._heartbeat.reply
 
+    @property
+    def told_version(self) -> int:
+        """Return the newest metadata version that an active controller has told this broker; 0: none has."""
+        return self._heartbeat.told_version
+
     def problems(self) -> list[str]:
         """Return what is wrong with the controllers as this process hears them, one sentence each."""
         return self._heartbeat.problems()

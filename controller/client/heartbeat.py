@@ -54,14 +54,15 @@ class BehindWatch:
     """
 
     def __init__(self) -> None:
-        self._told = 0
+        self.told = 0
+        """The newest version that an active controller has told; 0: none has."""
         self._behind: tuple[int, float] | None = None
         """The local version that was behind, and the monotonic time at which it was first."""
 
     def is_stuck(self, version: int, told: int, now_s: float) -> bool:
         """Note the local version and the one that was told (0: none); True once in `BEHIND_S` without progress."""
-        self._told = max(self._told, told)
-        if version >= self._told:
+        self.told = max(self.told, told)
+        if version >= self.told:
             self._behind = None
         elif self._behind is None or self._behind[0] != version:
             self._behind = (version, now_s)
@@ -181,6 +182,11 @@ class Heartbeat:
                 flapping.lost(self._clock.monotonic())
             opened = channel.opened
             await self._clock.sleep(self._interval_s * self._rng.uniform(0.9, 1.0))
+
+    @property
+    def told_version(self) -> int:
+        """Return the newest metadata version that an active controller has told; 0: none has."""
+        return self._behind.told
 
     def _age_ms(self) -> int:
         return int((self._clock.monotonic() - self._began_s) * 1000)
