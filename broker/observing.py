@@ -115,5 +115,6 @@ def console_of(base: BrokerBase, admin_url: Callable[[], str]) -> web.Applicatio
             bootstrap=bootstrap,
             host_names=frozenset(names),
             schema_registry=admin.schema_registry,
+            cluster_id=lambda: base.image().cluster_id,
         )
     )

@@ -71,6 +71,8 @@ class ConsolePlace:
     schema_registry: str = ""
     """The address of the registry of the schemas of values, `http://HOST:PORT`; empty: there is none."""
     clock: Clock = field(default_factory=SystemClock)
+    cluster_id: Callable[[], str] = str
+    """The cluster whose brokers are asked; empty: whoever answers is taken for one of them."""
 
 
 class SignInNeeded(TidelogError):
@@ -133,7 +135,7 @@ class _ConsoleServer:
         self._place = place
         self._sessions = sessions
         self._assets = load_assets()
-        self._link = ClusterLink(place.admin_url, place.clock.monotonic)
+        self._link = ClusterLink(place.admin_url, place.clock.monotonic, place.cluster_id)
         self._kafka = KafkaAccess(place.bootstrap)
         url = place.schema_registry.rstrip("/")
         self._registry = SchemaRegistry(url, place.clock) if url else None

@@ -19,7 +19,7 @@ import aiohttp
 
 from tidelog.console.passed_on import PassedOn
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
-from tidelog.runtime.network import BROKER_HEADER
+from tidelog.runtime.network import BROKER_HEADER, CLUSTER_HEADER
 
 ASK_TIMEOUT_S: Final = 5.0
 CHANGE_TIMEOUT_S: Final = 60.0
@@ -33,10 +33,13 @@ class WrongToken(TidelogError):
 
 
 class ClusterLink:
-    """The admin HTTP of one cluster. `admin_url` is that of the broker to ask first."""
+    """The admin HTTP of one cluster. `admin_url` is that of the broker to ask first; `cluster_id` may be empty."""
 
-    def __init__(self, admin_url: Callable[[], str], monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, admin_url: Callable[[], str], monotonic: Callable[[], float], cluster_id: Callable[[], str] = str
+    ) -> None:
         self._admin_url = admin_url
+        self._cluster_id = cluster_id
         self._monotonic = monotonic
         self._session: aiohttp.ClientSession | None = None
         self._urls: dict[int, str] = {}
@@ -140,6 +143,8 @@ class ClusterLink:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if broker is not None:
             headers[BROKER_HEADER] = str(broker)
+        if cluster_id := self._cluster_id():
+            headers[CLUSTER_HEADER] = cluster_id
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT_S if method == "GET" else CHANGE_TIMEOUT_S)
         text = None if body is None else json.dumps(body)
         try:

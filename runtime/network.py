@@ -25,6 +25,9 @@ BROKER_HEADER = "Tidelog-Broker"
 """Header of a request to an admin HTTP: the id of the broker that it is meant for. Another one answers 421, because an
 address may mean another machine to who was told it (loopback), or be another broker's since. Older ones ignore it."""
 
+CLUSTER_HEADER = "Tidelog-Cluster"
+"""The same with the id of the cluster: a broker of another one may well have the same id."""
+
 
 class AddressInUse(TidelogError):
     """Another process listens on the wanted port."""

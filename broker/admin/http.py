@@ -49,7 +49,8 @@
     GET  /requests/slow      ?limit=N&api=NAME&topic=NAME: the slowest requests of the last hour here
 
 Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. A request with the header
-`Tidelog-Broker: ID` that reaches another broker is answered with 421. In a cluster with a secret every
+`Tidelog-Broker: ID` that reaches another broker is answered with 421, and so is one with `Tidelog-Cluster: ID` that
+reaches a broker of another cluster. In a cluster with a secret every
 request but GET and HEAD needs `Authorization: Bearer TOKEN`, with the token of
 `tidelog.controller.rpc.secret.admin_token`; else it is answered with 401. Those of `READING_PATHS` are answered with
 the read token, too. GET shows nothing of the contents of records.
@@ -92,7 +93,7 @@ from tidelog.controller.active.drain_plan import is_drained
 from tidelog.controller.model.records import ObjectRecord, ObjectState
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import NotFound, TidelogError
-from tidelog.runtime.network import BROKER_HEADER, AddressInUse, Listener, Network
+from tidelog.runtime.network import BROKER_HEADER, CLUSTER_HEADER, AddressInUse, Listener, Network
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
 from tidelog.storage.objects.key import all_quarantined_prefix, object_key
 from tidelog.storage.reads.damage import DamageLog
@@ -277,7 +278,15 @@ class AdminHttp:
 
     @web.middleware
     async def _addressed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse a request that is meant for another broker."""
+        """Refuse a request that is meant for another broker, or a broker of another cluster."""
+        ours, theirs = self._sources.image().cluster_id, request.headers.get(CLUSTER_HEADER)
+        if theirs not in (None, ours):
+            body = {
+                "error": f"a broker of cluster {ours} answers at {request.host}, not one of cluster {theirs}",
+                "hint": "set admin.host or admin.advertised_host of that cluster's brokers to what reaches them from"
+                " here, or run this on their machine",
+            }
+            return json_answer(body, status=421)
         meant = request.headers.get(BROKER_HEADER)
         if meant in (None, str(self._sources.node_id)):
             return await handler(request)

@@ -14,7 +14,7 @@ from tests.support.cluster import Cluster
 from tidelog.broker import parts
 from tidelog.broker.settings import AdminSettings
 from tidelog.chaos.ports import free_port
-from tidelog.cli.client import http_json
+from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.examine import DoctorTarget, gather_facts
 from tidelog.cli.main import cli
 from tidelog.cli.subcommands.status import gather
@@ -41,6 +41,19 @@ def misled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             patch.setattr(module, "ERRORS", TaskErrors())  # those of other tests in this process
         with Cluster(tmp_path_factory.mktemp("misled"), brokers=2, admins=admins) as cluster:
             yield cluster
+
+
+@pytest.fixture(scope="module")
+def astray(misled: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Another cluster, whose broker 1 tells the address of its own loopback: that is the broker 1 of `misled` here.
+
+    As from a machine that has a cluster of its own, of one whose brokers listen on loopback for administrators.
+    """
+    port = misled.nodes[1].parts.servers.admin.url.rpartition(":")[2]
+    admins = {1: AdminSettings(host="127.0.0.3", port=int(port), advertised_host="127.0.0.1")}
+    with Cluster(tmp_path_factory.mktemp("astray"), brokers=1, admins=admins) as cluster:
+        assert cluster.nodes[1].parts.servers.admin.url == misled.nodes[1].parts.servers.admin.url
+        yield cluster
 
 
 def told(cluster: Cluster, *arguments: str) -> tuple[Any, str]:
@@ -78,12 +91,12 @@ def test_its_slow_requests_are_not_told_twice(misled: Cluster) -> None:
 
 
 def test_a_broker_that_fails_does_not_keep_what_others_tell(misled: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(url: str, path: str, *, broker: int, timeout_s: float) -> Any:
+    def fails(_cluster: ClusterConnection, url: str, path: str, *, timeout_s: float, broker: int | None = None) -> Any:
         if broker == 2:
             raise TidelogError("returned 500 Internal Server Error")
         return http_json(url, path, broker=broker, timeout_s=timeout_s)
 
-    monkeypatch.setattr("tidelog.cli.subcommands.explain.http_json", fails)
+    monkeypatch.setattr(ClusterConnection, "ask", fails)
     document, _ = told(misled, "explain", "--slow")
     assert list(document["since_ms"]) == ["1"]
     assert document["problems"] == ["broker 2: returned 500 Internal Server Error"]
@@ -119,3 +132,36 @@ def test_the_doctor_tells_of_the_address_and_does_not_take_one_node_for_two(misl
     assert {each.where for each in facts.nodes} == {"broker 1", "controller 0"}
     silent = [each for each in judge(facts) if each.check == "node.silent"]
     assert [(each.where, ANSWERS in each.seen) for each in silent] == [("broker 2", True)]
+
+
+COMMANDS = (
+    "status",
+    "broker list",
+    "broker drain 2 --no-wait",
+    "wal drain --timeout 1",
+    "replica-set list",
+    "controller transfer",
+    "cluster restart --rolling",
+    "object compact",
+    "explain --slow",
+    "cost",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_broker_of_another_cluster_answers_or_obeys(
+    misled: Cluster, astray: Cluster, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.cli.client.PATIENCE_S", 0.1)
+    bootstrap = f"127.0.0.1:{astray.nodes[1].bootstrap[1]}"
+    done = CliRunner().invoke(cli, [*command.split(), "--bootstrap", bootstrap])
+    assert isinstance(done.exception, Unavailable), done.output
+    assert f"a broker of cluster {misled.image.cluster_id} answers at" in str(done.exception)
+    assert not any(each.draining for each in misled.image.brokers.values())
+
+
+def test_the_status_of_a_broker_is_not_that_of_its_namesake_in_another_cluster(astray: Cluster) -> None:
+    asked = http_json(astray.nodes[1].parts.servers.admin.url.replace("127.0.0.1", "127.0.0.3"), "/status")
+    other = {**asked["nodes"][-1], "id": 2}
+    document = gather({**asked, "nodes": [other]}, lambda _url, _broker: {**asked, "node_id": 2, "cluster_id": "B"})
+    assert document["problems"][-1].endswith("is a broker of cluster B")

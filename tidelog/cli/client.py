@@ -37,7 +37,7 @@ from tidelog.runtime.errors import (
     TidelogError,
     Unavailable,
 )
-from tidelog.runtime.network import BROKER_HEADER
+from tidelog.runtime.network import BROKER_HEADER, CLUSTER_HEADER
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -84,6 +84,8 @@ class ClusterConnection:
         self._addresses = [_parse_address(part) for part in bootstrap.split(",")]
         self._broker: int | None = None
         """The only broker that is asked."""
+        self.cluster_id = ""
+        """The cluster that is meant, once the brokers at `bootstrap` have told it; no other one's broker answers."""
 
     def client_config(self) -> dict[str, Any]:
         """The configuration of every librdkafka client of this cluster. Raises `Unavailable` if no address accepts."""
@@ -187,12 +189,14 @@ class ClusterConnection:
         """The same cluster, accessed through the broker with this id and admin HTTP. No other one answers for it."""
         other = ClusterConnection(self.bootstrap)
         other.admin_url = admin_url
+        other.cluster_id = self.cluster_id
         other._broker = broker
         return other
 
     def _nearest_first(self) -> list[int]:
         """Broker ids: first those in --bootstrap, then the broker that responded, then the others."""
         metadata = self.metadata()
+        self.cluster_id = metadata.cluster_id or ""
         named = {"{}:{}".format(*address) for address in self._addresses}
 
         def rank(broker: int) -> tuple[bool, bool, int]:
@@ -241,12 +245,17 @@ class ClusterConnection:
         """Send a GET to the admin HTTP of the connected broker and return the parsed JSON. See `http_json`."""
         known = "admin_url" in self.__dict__
         try:
-            return http_json(self.admin_url, path, timeout_s=timeout_s, broker=self._broker)
+            return self.ask(self.admin_url, path, timeout_s=timeout_s)
         except Unavailable:
             if not known or self._broker is not None:
                 raise
             del self.admin_url  # the address may change when a broker restarts
-            return http_json(self.admin_url, path, timeout_s=timeout_s, broker=self._broker)
+            return self.ask(self.admin_url, path, timeout_s=timeout_s)
+
+    def ask(self, admin_url: str, path: str, *, timeout_s: float, broker: int | None = None) -> Any:
+        """Send a GET to the admin HTTP at an address of this cluster. `broker`: whose answer is wanted."""
+        meant = self._broker if broker is None else broker
+        return http_json(admin_url, path, timeout_s=timeout_s, broker=meant, cluster=self.cluster_id)
 
     def get_patiently(self, path: str, deadline: float) -> Any:
         """Send a GET as `get` does, for a command that waits until `deadline` for what goes on without it.
@@ -267,8 +276,18 @@ class ClusterConnection:
 
     def post(self, path: str, body: object = None) -> Any:
         """Send a POST to the admin HTTP of the connected broker and return parsed JSON. Raises as `http_json` does."""
+        return self.post_to(self.admin_url, path, body)
+
+    def post_to(self, admin_url: str, path: str, body: object = None, *, broker: int | None = None) -> Any:
+        """Send a POST, with the token if it is asked for, to the admin HTTP at an address of this cluster."""
         return http_json(
-            self.admin_url, path, method="POST", body=body, token=lambda: self.admin_token, broker=self._broker
+            admin_url,
+            path,
+            method="POST",
+            body=body,
+            token=lambda: self.admin_token,
+            broker=self._broker if broker is None else broker,
+            cluster=self.cluster_id,
         )
 
     @cached_property
@@ -303,7 +322,8 @@ class ClusterConnection:
 
     def post_lines(self, path: str) -> Iterator[dict[str, Any]]:
         """Send a POST and yield the JSON lines of the response as they arrive. Raises as `http_json` does."""
-        with _Http(self.admin_url, lambda: self.admin_token, broker=self._broker) as connection:
+        url = self.admin_url
+        with _Http(url, lambda: self.admin_token, broker=self._broker, cluster=self.cluster_id) as connection:
             response = connection.request("POST", path)
             try:
                 while line := response.readline():
@@ -342,14 +362,16 @@ def http_json(
     token: Token | None = None,
     timeout_s: float = REQUEST_TIMEOUT_S * 2,
     broker: int | None = None,
+    cluster: str = "",
 ) -> Any:
     """Send `body` as JSON to `url` + `path` and return the parsed JSON of the response.
 
     `timeout_s`: for connecting, and for each piece of the answer. `broker`: whose answer is wanted; None: anyone's.
+    `cluster`: of which cluster it is wanted; empty: of any.
 
     Raises the `TidelogError` for the status, `Unavailable` if there is no response, or another broker answers.
     """
-    with _Http(url, token, timeout_s, broker) as connection:
+    with _Http(url, token, timeout_s, broker, cluster) as connection:
         response = connection.request(method, path, body)
         try:
             return json.loads(response.read(), object_hook=_BrokerAnswer)
@@ -357,12 +379,14 @@ def http_json(
             raise Unavailable(f"{url}{path} returned invalid JSON: {error}", hint="see `tidelog status`") from error
 
 
-def http_text(url: str, path: str, *, limit_bytes: int, timeout_s: float = REQUEST_TIMEOUT_S * 2) -> str:
+def http_text(
+    url: str, path: str, *, limit_bytes: int, timeout_s: float = REQUEST_TIMEOUT_S * 2, cluster: str = ""
+) -> str:
     """Send a GET to `url` + `path` and return the text of the response: whole lines, at most `limit_bytes`.
 
     Raises as `http_json` does.
     """
-    with _Http(url, None, timeout_s) as connection:
+    with _Http(url, None, timeout_s, cluster=cluster) as connection:
         response = connection.request("GET", path)
         try:
             data = response.read(limit_bytes + 1)
@@ -382,10 +406,13 @@ class _Http:
         token: Token | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S * 2,
         broker: int | None = None,
+        cluster: str = "",
     ) -> None:
         self._url = url
         self._token = token
         self._headers = {} if broker is None else {BROKER_HEADER: str(broker)}
+        if cluster:
+            self._headers[CLUSTER_HEADER] = cluster
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
 

@@ -67,16 +67,23 @@ class AdminAsk:
 
     def get(self, url: str, path: str, broker: int | None = None) -> Any:
         """See `Ask.get`."""
-        return http_json(url, path, timeout_s=SHORT_S if path in _QUICK else ANSWER_S, broker=broker)
+        return self._cluster.ask(url, path, timeout_s=SHORT_S if path in _QUICK else ANSWER_S, broker=broker)
 
     def text(self, url: str, path: str) -> str:
         """See `tidelog.doctor.parts.AskText`."""
-        return http_text(url, path, limit_bytes=MAX_ENTRY_BYTES, timeout_s=ANSWER_S)
+        return http_text(url, path, limit_bytes=MAX_ENTRY_BYTES, timeout_s=ANSWER_S, cluster=self._cluster.cluster_id)
 
     def post(self, url: str, path: str) -> Any:
         """See `Ask.post`."""
         try:
-            return http_json(url, path, method="POST", token=lambda: self._cluster.admin_token, timeout_s=CHECKUP_S)
+            return http_json(
+                url,
+                path,
+                method="POST",
+                token=lambda: self._cluster.admin_token,
+                timeout_s=CHECKUP_S,
+                cluster=self._cluster.cluster_id,
+            )
         except (AdminTokenNeeded, ConfigError) as error:
             raise NoToken(error.message, hint=error.hint) from error
 

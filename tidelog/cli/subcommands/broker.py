@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import ClusterConnection
 from tidelog.cli.completion import broker_ids
 from tidelog.cli.many import BROKER_TIMEOUT_S, ask_at_once
 from tidelog.cli.options import admin_options, format_option, load_config, watch_option
@@ -43,7 +43,7 @@ def broker() -> None:
 def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show the brokers with their addresses, states and partitions."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: _told(_rows(cluster)), _render, watch_s=watch_s)
+    output.show(style, lambda: _told(cluster), _render, watch_s=watch_s)
 
 
 def _rows(cluster: ClusterConnection, deadline: float | None = None) -> list[Row]:
@@ -54,11 +54,13 @@ def _rows(cluster: ClusterConnection, deadline: float | None = None) -> list[Row
     return rows
 
 
-def _told(rows: list[Row]) -> list[Row]:
-    """Return the rows with what only the brokers themselves know; of one that does not answer with the `problem`."""
+def _told(cluster: ClusterConnection) -> list[Row]:
+    """Return the brokers with what only they themselves know; one that does not answer with the `problem`."""
+    rows = _rows(cluster)
+    cluster_id = cluster.cluster_id
 
     def ask(row: Row) -> Row:
-        status = own_status(row)
+        status = own_status(row, cluster_id)
         mine: Row = next((node for node in status["nodes"] if node["id"] == row["id"]), {})
         return {
             "roles": mine.get("roles"),
@@ -328,7 +330,7 @@ def _other(cluster: ClusterConnection, broker_id: int) -> Row:
     """Return another broker, which answers now. Raises `Unavailable` before anything was stopped or removed."""
 
     def ask(row: Row) -> Row:
-        http_json(row["admin_url"], "/brokers", timeout_s=BROKER_TIMEOUT_S, broker=row["id"])
+        cluster.ask(row["admin_url"], "/brokers", timeout_s=BROKER_TIMEOUT_S, broker=row["id"])
         return row
 
     living = [row for row in _rows(cluster) if row["id"] != broker_id and row["state"] != "dead" and row["admin_url"]]

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import ClusterConnection
 from tidelog.cli.completion import broker_list
 from tidelog.cli.options import admin_options, format_option
 from tidelog.cli.placements import placements
@@ -140,7 +140,9 @@ class _RestartedCluster:
     def get(self, path: str, spare: int | None = None) -> Document:
         """Send a GET to the first broker that answers."""
         return self._first(
-            spare, lambda url: http_json(url, path, timeout_s=LOOK_TIMEOUT_S), lambda: self._connection.get(path)
+            spare,
+            lambda url: self._connection.ask(url, path, timeout_s=LOOK_TIMEOUT_S),
+            lambda: self._connection.get(path),
         )
 
     def post(self, path: str, body: object = None, spare: int | None = None) -> Document:
@@ -149,11 +151,8 @@ class _RestartedCluster:
 
     def post_to(self, url: str, path: str, body: object = None) -> Document:
         """Send a POST to one broker."""
-        found: Document = http_json(url, path, method="POST", body=body, token=self._token)
+        found: Document = self._connection.post_to(url, path, body)
         return found
-
-    def _token(self) -> str:
-        return self._connection.admin_token
 
     def _first(self, spare: int | None, ask: Callable[[str], Document], last: Callable[[], Document]) -> Document:
         order = sorted(self._urls.items(), key=lambda each: (each[0] in self._silent, each[0] == spare, each[0]))
@@ -173,7 +172,7 @@ class _RestartedCluster:
     def is_ready(self, row: Document) -> bool:
         """Whether a broker says that it serves everything that it leads."""
         try:
-            http_json(row["admin_url"], "/readyz", timeout_s=LOOK_TIMEOUT_S, broker=row["id"])
+            self._connection.ask(row["admin_url"], "/readyz", timeout_s=LOOK_TIMEOUT_S, broker=row["id"])
         except TidelogError:
             return False
         return True

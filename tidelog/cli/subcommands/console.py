@@ -63,6 +63,7 @@ def console(
         host_names=frozenset({*host_names, host}),
         prices=prices,
         schema_registry=schema_registry,
+        cluster_id=lambda: cluster.cluster_id,
     )
     asyncio.run(_serve(place, at, token))
 
@@ -78,7 +79,8 @@ class ConsoleListening(NamedTuple):
 def _token(cluster: ClusterConnection) -> str | None:
     """The token of the cluster's secret; empty if this process cannot read the secret, None if there is none."""
     try:
-        http_json(cluster.admin_url, "/token", method="POST")
+        url = cluster.admin_url
+        http_json(url, "/token", method="POST", cluster=cluster.cluster_id)
     except AdminTokenNeeded:
         try:
             return cluster.admin_token

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import ClusterConnection
 from tidelog.cli.many import ask_at_once
 from tidelog.cli.options import DurationType, bootstrap_option, format_option, price_option, watch_option
 from tidelog.cli.subcommands.status import GOOD_STATES
@@ -73,7 +73,7 @@ def _ask(cluster: ClusterConnection) -> list[dict[str, Any]]:
     usages: list[dict[str, Any]] = [cluster.get(USAGE)]
 
     def ask(node: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = http_json(node["admin_url"], USAGE, timeout_s=USAGE_TIMEOUT_S, broker=node["id"])
+        found: dict[str, Any] = cluster.ask(node["admin_url"], USAGE, timeout_s=USAGE_TIMEOUT_S, broker=node["id"])
         return found
 
     asked = {}

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import REQUEST_TIMEOUT_S, ClusterConnection
 from tidelog.cli.completion import partition_names
 from tidelog.cli.many import ask_at_once
 from tidelog.cli.options import admin_options, format_option, watch_option
@@ -95,11 +95,11 @@ def _story(cluster: ClusterConnection, place: _RecordPlace) -> Document:
     nodes = cluster.get("/status")["nodes"]
     leader, url = _leader(cluster, place, nodes)
     query = urlencode({"topic": place.topic, "partition": place.partition, "offset": place.offset})
-    document: Document = http_json(url, f"/explain?{query}", broker=leader)
+    document: Document = cluster.ask(url, f"/explain?{query}", timeout_s=REQUEST_TIMEOUT_S * 2, broker=leader)
     groups: list[Document] = []
     problems: list[str] = []
     where = urlencode({"topic": place.topic, "partition": place.partition})
-    for answer in _ask_all(nodes, f"/explain/groups?{where}", problems):
+    for answer in _ask_all(cluster, nodes, f"/explain/groups?{where}", problems):
         groups += answer["groups"]
         if answer["more"]:
             problems.append(f"broker {answer['broker']} coordinates {answer['more']} more groups, which are left out")
@@ -136,14 +136,14 @@ def _leader(cluster: ClusterConnection, place: _RecordPlace, nodes: Iterable[Doc
     return row["leader"], str(url)
 
 
-def _ask_all(nodes: Iterable[Document], path: str, problems: list[str]) -> list[Document]:
+def _ask_all(cluster: ClusterConnection, nodes: Iterable[Document], path: str, problems: list[str]) -> list[Document]:
     """Return the answers of all living brokers; who does not answer is added to `problems`.
 
     Raises `InvalidInput`.
     """
 
     def ask(node: Document) -> Document:
-        found: Document = http_json(node["admin_url"], path, timeout_s=BROKER_TIMEOUT_S, broker=node["id"])
+        found: Document = cluster.ask(node["admin_url"], path, timeout_s=BROKER_TIMEOUT_S, broker=node["id"])
         return found
 
     asked = {}
@@ -238,7 +238,7 @@ def _slow(cluster: ClusterConnection, limit: int, api: str | None, topic: str | 
     wanted = {"limit": limit, "api": api, "topic": topic}
     query = urlencode({name: value for name, value in wanted.items() if value is not None})
     problems: list[str] = []
-    answers = _ask_all(nodes, f"/requests/slow?{query}", problems)
+    answers = _ask_all(cluster, nodes, f"/requests/slow?{query}", problems)
     if not answers:
         raise Unavailable(f"no broker tells of slow requests: {'; '.join(problems)}", hint="see `tidelog status`")
     by_api: dict[str, list[Document]] = {}

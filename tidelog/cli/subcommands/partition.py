@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import ClusterConnection
 from tidelog.cli.completion import broker_ids, partition_names, topic_names
 from tidelog.cli.many import BROKER_TIMEOUT_S, ask_at_once
 from tidelog.cli.options import admin_options, format_option, watch_option
@@ -69,7 +69,7 @@ def _rows(cluster: ClusterConnection, topics: Collection[str]) -> list[Row]:
     """Return the rows of partitions; moving partitions with the reports of their brokers."""
     rows: list[Row] = placements(cluster.get, topics) if topics else cluster.get("/partitions")["partitions"]
     leaders = {row["leader"] for row in rows if row["to"] is not None}
-    reports = _moves_of(_admin_urls(cluster.get), leaders) if leaders else {}
+    reports = _moves_of(cluster, _admin_urls(cluster.get), leaders) if leaders else {}
     told: dict[tuple[int | None, str, int], Row] = {}
     for leader, report in reports.items():
         for move in report["moves"]:
@@ -91,14 +91,14 @@ def _admin_urls(get: Get) -> dict[int, str]:
     return {node["id"]: node["admin_url"] for node in nodes if node["state"] != "dead" and node["admin_url"]}
 
 
-def _moves_of(urls: Mapping[int, str], leaders: Iterable[int | None]) -> dict[int, Row]:
+def _moves_of(cluster: ClusterConnection, urls: Mapping[int, str], leaders: Iterable[int | None]) -> dict[int, Row]:
     """The `/moves` of brokers that lead partitions, without those that cannot be reached. None: nobody leads one.
 
     A partition is placed on a broker's replica set, which another member may lead.
     """
 
     def ask(leader: int) -> Row:
-        found: Row = http_json(urls[leader], "/moves", timeout_s=BROKER_TIMEOUT_S, broker=leader)
+        found: Row = cluster.ask(urls[leader], "/moves", timeout_s=BROKER_TIMEOUT_S, broker=leader)
         return found
 
     asked = {leader: partial(ask, leader) for leader in leaders if leader is not None and leader in urls}
@@ -108,7 +108,8 @@ def _moves_of(urls: Mapping[int, str], leaders: Iterable[int | None]) -> dict[in
 class _LeaderReports:
     """What brokers tell of their moves, while brokers come, go, and get other addresses."""
 
-    def __init__(self, get: Get) -> None:
+    def __init__(self, cluster: ClusterConnection, get: Get) -> None:
+        self._cluster = cluster
         self._get = get
         self._urls = _admin_urls(get)
         self._asked_at = time.monotonic()
@@ -116,11 +117,11 @@ class _LeaderReports:
     def of(self, leaders: Iterable[int | None]) -> dict[int, Row]:
         """See `_moves_of`. If one does not answer, the addresses are asked for again."""
         wanted = {leader for leader in leaders if leader is not None}
-        told = _moves_of(self._urls, wanted)
+        told = _moves_of(self._cluster, self._urls, wanted)
         if wanted - told.keys() and time.monotonic() > self._asked_at + ADDRESSES_S:
             self._urls = _admin_urls(self._get)
             self._asked_at = time.monotonic()
-            told |= _moves_of(self._urls, wanted - told.keys())
+            told |= _moves_of(self._cluster, self._urls, wanted - told.keys())
         return told
 
 
@@ -356,7 +357,7 @@ def _wait_all(
     served: dict[TopicPartition, float] = {}
     report: list[Row] = []
     get = partial(cluster.get_patiently, deadline=deadline)
-    reports = _LeaderReports(get)
+    reports = _LeaderReports(cluster, get)
     while left and time.monotonic() < deadline:
         found = placements(get, (place.topic for place in left), but_deleted=True)
         rows = {TopicPartition(row["topic"], row["partition"]): row for row in found}
@@ -421,7 +422,7 @@ def _predict(
     cluster: ClusterConnection, wanted: dict[TopicPartition, int], before: dict[TopicPartition, Row]
 ) -> list[Row]:
     """Return what each source reports of its backlog and its last moves."""
-    told = _moves_of(_admin_urls(cluster.get), {before[one]["leader"] for one in wanted})
+    told = _moves_of(cluster, _admin_urls(cluster.get), {before[one]["leader"] for one in wanted})
     led = {row["id"] for row in cluster.get("/replica-sets")["replica_sets"] if row["state"] == "led"}
     plan = []
     for place, target in wanted.items():

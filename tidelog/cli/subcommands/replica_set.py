@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.client import ClusterConnection
 from tidelog.cli.completion import broker_ids, replica_set_ids
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
@@ -100,7 +100,7 @@ def _with_live(cluster: ClusterConnection, replica_set: int) -> Document:
     if live is None and url:
         try:
             path = f"/replica-sets/describe?id={replica_set}"
-            live = http_json(url, path, timeout_s=MASTER_TIMEOUT_S, broker=document["master"])["live"]
+            live = cluster.ask(url, path, timeout_s=MASTER_TIMEOUT_S, broker=document["master"])["live"]
             problem = (
                 None if live is not None else f"broker {document['master']} does not lead the set yet, or any more"
             )

@@ -54,7 +54,9 @@ def gather(asked: Document, ask: Callable[[str, int], Document], timeout_s: floa
     problems = list(asked["problems"])
     taking_over = list(asked["failover"].get("taking_over", []))
     others = [row for row in asked["nodes"] if row["id"] != asked["node_id"] and "broker" in row["roles"]]
-    living = {row["id"]: partial(own_status, row, ask) for row in others if row["state"] in GOOD_STATES}
+    living = {
+        row["id"]: partial(own_status, row, asked["cluster_id"], ask) for row in others if row["state"] in GOOD_STATES
+    }
     answers = ask_at_once(living, timeout_s)
     for row in asked["nodes"]:
         if row["id"] == asked["node_id"]:
@@ -90,14 +92,16 @@ def gather(asked: Document, ask: Callable[[str, int], Document], timeout_s: floa
     }
 
 
-def own_status(row: Document, ask: Callable[[str, int], Document] = status_at) -> Document:
+def own_status(row: Document, cluster_id: str, ask: Callable[[str, int], Document] = status_at) -> Document:
     """Return a broker's own state. Raises what `ask` raises, and `Unavailable`: an older broker answers for any other.
 
-    `row`: with its `id` and `admin_url`.
+    `row`: with its `id` and `admin_url`. `cluster_id`: of its cluster; empty: it is not known.
     """
     answer: Any = ask(row["admin_url"], row["id"])
     if not isinstance(answer, dict) or answer.get("node_id") != row["id"]:
         raise Unavailable(f"what answers at {row['admin_url']} is another broker or program")
+    if cluster_id and (other := answer.get("cluster_id")) not in (None, cluster_id):
+        raise Unavailable(f"what answers at {row['admin_url']} is a broker of cluster {other}")
     return dict(answer)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, StillUnderWay, http_json
+from tidelog.cli.client import ClusterConnection, StillUnderWay
 from tidelog.cli.completion import broker_ids
 from tidelog.cli.options import (
     admin_options,
@@ -259,9 +259,7 @@ def _upload_all(
             wait_ms = max(1, min(UPLOAD_MS, int((deadline - time.monotonic()) * 1000)))
             path = f"/upload?timeout_ms={wait_ms}"
             with contextlib.suppress(StillUnderWay):  # asked again until the deadline
-                answer = http_json(
-                    row["admin_url"], path, method="POST", token=lambda: cluster.admin_token, broker=_uploader(row)
-                )
+                answer = cluster.post_to(row["admin_url"], path, broker=_uploader(row))
                 uploaded |= {int(each): epoch for each, epoch in answer.get("master_epochs", {}).items()}
                 answered.add(row["broker"])
         time.sleep(POLL_S)
