@@ -417,3 +417,33 @@ async def test_processes_are_started_again_although_nobody_can_be_told(
             processes.newest[one.config.node.id].says("a line for whoever reads it")
             above.stop()
             assert await running == 0
+
+
+async def test_a_process_that_ends_by_a_signal_without_a_name_is_started_again(
+    tmp_path: Path, processes: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was not, and nothing was said: `tidelog up` went on without it, also as the last one."""
+    one = loaded(tmp_path)
+    node, number = one.config.node.id, signal.SIGRTMIN + 3  # that of a machine that stops
+    processes.ends[node] = chain([(-number, True)], repeat(RUNS))
+    watching = Supervisor([one], lambda _bootstrap: None, one, processes.launch)
+    run = asyncio.create_task(watching.run())
+    await until(lambda: processes.starts.get(node) == 2)
+    assert f"ended (signal {number}); restarting it" in capsys.readouterr().err
+    watching.stop()
+    assert await run == 0
+
+
+async def test_a_defect_in_the_watch_of_the_only_process_is_told_and_ends_the_supervisor(
+    tmp_path: Path, processes: Processes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Defective(Backoff):
+        def next_delay_s(self) -> float:
+            raise RuntimeError("planted")
+
+    monkeypatch.setattr(supervisor, "Backoff", lambda *_: Defective(1.0, 1.0, random.Random()))
+    one = loaded(tmp_path)
+    processes.ends[one.config.node.id] = repeat((-signal.SIGKILL, True))
+    async with asyncio.timeout(10.0):
+        assert await Supervisor([one], lambda _bootstrap: None, one, processes.launch).run() == STORAGE_FAILED
+    assert "is not started again: RuntimeError: planted" in capsys.readouterr().err

@@ -118,6 +118,14 @@ async def _lines(output: AsyncIterable[bytes]) -> AsyncIterator[str]:
         yield line.decode(errors="replace").rstrip()
 
 
+def _name(number: int) -> str:
+    """Return the name of a signal; its number, if it has none, as most of those from SIGRTMIN to SIGRTMAX."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
 def _read_failure(text: str) -> dict[str, str | None]:
     """Return the error that a process told; one that was killed meanwhile has told a part."""
     try:
@@ -383,7 +391,19 @@ class _Child:
         stopped.cancel()
 
     async def keep_running(self) -> int:
-        """Run and restart the process until `stopping`. Returns the last exit code."""
+        """Run and restart the process until `stopping`. Returns the last exit code.
+
+        An exception that nobody expected ends that, and is told: nobody would start the process again.
+        """
+        try:
+            return await self._keep_running()
+        except Exception as error:  # noqa: BLE001  # whatever it is: nobody awaits this before the end
+            _say(f"{self._name} is not started again: {type(error).__name__}: {error}", err=True)
+            self.settled.set()
+            self._supervisor.child_given_up(self, StorageFailed.exit_code)
+            return StorageFailed.exit_code
+
+    async def _keep_running(self) -> int:
         stopping = self.stopping
         backoff = Backoff(0.2, 10.0, random.Random())
         futile = 0
@@ -424,7 +444,7 @@ class _Child:
     def _how(self, code: int) -> str:
         if self._process is None:
             return f"cannot be started: {self.failure['error']}"
-        return f"ended (signal {signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code})"
+        return f"ended (signal {_name(-code)})" if code < 0 else f"ended (exit code {code})"
 
     def _give_up(self, code: int) -> None:
         _say(
