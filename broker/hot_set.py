@@ -328,7 +328,7 @@ class HotSet:
             "durable_offset": wal.durable_offset,
             "confirm_offset": wal.confirm_offset,
             "promised_epoch": wal.promised_epoch,
-            "problem": self._stopped() or (duty.problem if duty is not None else "") or self._not_following() or None,
+            "problem": self._stopped() or self._not_done() or self._not_following() or None,
             "master": self.master_status(),
         }
 
@@ -338,6 +338,9 @@ class HotSet:
         if not self._failure and follower is not None and isinstance(follower.stopped, Diverged):
             return f"its WAL and its master's contradict each other: {follower.stopped}"
         return self._failure
+
+    def _not_done(self) -> str:
+        return "" if self.duty is None else self.duty.problem or self.duty.stuck()
 
     def _not_following(self, for_s: float = 0.0) -> str:
         """Return why it has not received from its master for so long, though it is to follow it; empty if it does."""

@@ -50,6 +50,9 @@ RETRY_BASE_S, RETRY_CAP_S = 0.05, 2.0
 LAST_BYTES_S = 0.5
 """How long a designated replica waits for the old master's last bytes before it promises."""
 
+STUCK_S = 5.0
+"""What is due and has not ended after so long is a problem: the disk, or the controllers, do not answer."""
+
 _FOR_GOOD = (WalLost, WalFailed, CorruptData, InvalidInput, StaleBrokerEpoch)
 """What another attempt of this process does not mend, but for `_PASSING`."""
 _PASSING = (UnsupportedLevel, StaleCommand)
@@ -119,6 +122,9 @@ class ReplicaDuty:
         self.role = ReplicaRole.JOINING
         self.problem = ""
         """Why the last attempt failed; empty if it did not."""
+        self._looking_since: float | None = None
+        """Since when what is due is being done (seconds of the loop's clock); None: nothing is."""
+        self._now = asyncio.get_running_loop().time
 
     def start(self) -> None:
         """Begin."""
@@ -141,10 +147,23 @@ class ReplicaDuty:
             return [f"{where} was removed from it, and keeps a WAL (`tidelog replica-set describe`)"]
         if self.problem:
             return [f"{where} is {self.role.value}: {self.problem}"]
+        if stuck := self.stuck():
+            return [f"{where} is {self.role.value}, and {stuck}"]
         master = self._replica.master
         if self.role is ReplicaRole.LEADING and master is not None and master.ended is not None:
             return [f"{where} leads no more, and the metadata know of nobody else: {master.ended}"]
         return []
+
+    def stuck(self) -> str:
+        """Return that what is due does not end, one clause; empty if it does, or has failed."""
+        if self._looking_since is None:
+            return ""
+        taken_s = self._now() - self._looking_since
+        return (
+            f"what is due has taken {taken_s:.0f} s: its disk, or the controllers, do not answer"
+            if taken_s >= STUCK_S
+            else ""
+        )
 
     def _image_changed(self, delta: Delta) -> None:
         record = self._client.image.replica_sets.get(self._identity.replica_set_id)
@@ -156,7 +175,11 @@ class ReplicaDuty:
         while self.role not in (ReplicaRole.REMOVED, ReplicaRole.FAILED):
             self._changed.clear()
             try:
-                await self._look(self._client.image)
+                self._looking_since = self._now()
+                try:
+                    await self._look(self._client.image)
+                finally:
+                    self._looking_since = None
             except Closed:
                 return
             except TidelogError as error:

@@ -24,6 +24,7 @@ from tests.support.held import Held
 from tidelog.broker import hot_set, hot_sets
 from tidelog.broker.hot_set import HotSet
 from tidelog.broker.hot_sets import HotSets
+from tidelog.broker.replication import duty
 from tidelog.broker.replication.duty import ReplicaRole
 from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.broker.replication.replica import HotReplica
@@ -173,6 +174,20 @@ def test_a_follower_whose_disk_hangs_before_it_follows_says_so(tmp_path: Path, m
         cluster.run(sets.begin_election(1, record(cluster, 1).master_epoch, "a test", designated=1))
         told = "the replica of replica set 1 does not follow its master: its disk hangs"
         wait_until(lambda: told in here.problems(), "it says so")
+        held.go_on.set()
+        wait_until(lambda: here.problems() == [], "nothing is wrong any more", 20.0)
+
+
+def test_a_replica_whose_disk_hangs_while_it_promises_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others were enough for the election, it stayed behind, and its broker was well."""
+    monkeypatch.setattr(duty, "STUCK_S", 0.5)
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        here, sets = cluster.nodes[2].parts.data.hot_sets, cluster.nodes[1].controller.replica_sets
+        held = Held(monkeypatch, DiskWal, "promise")
+        cluster.run(sets.begin_election(1, record(cluster, 1).master_epoch, "a test", designated=1))
+        told = "the replica of replica set 1 is following, and what is due has taken "
+        wait_until(lambda: any(each.startswith(told) for each in here.problems()), "it says so")
         held.go_on.set()
         wait_until(lambda: here.problems() == [], "nothing is wrong any more", 20.0)
 
