@@ -30,6 +30,7 @@ from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
 from pyspark_tidelog.plan import PlannedRange, SharedOffsets, Slice
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, Unavailable
+from tidelog.runtime.network import CLUSTER_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,8 @@ class Lookups:
     urls: tuple[str, ...]
     """The admin HTTP of each broker."""
     token: str
+    meant: str = ""
+    """The id of the cluster: a broker of another one, which answers at such an address, refuses; empty: any answers."""
 
     def take_lease(self, holder: str, ttl_s: float) -> Lease:
         """Take a lease. Raises `Unavailable`, `ConfigError` for a wrong token."""
@@ -225,8 +228,8 @@ class Lookups:
     def _ask(self, path: str, data: bytes | None) -> Any:
         """Ask one broker after the other, from any on. Raises `Unavailable` when none answers.
 
-        Where a broker was, another cluster's may be now, which has another secret: who does not know the token is no
-        reason to give up before the others are asked.
+        Where a broker was, or is as seen from another machine, another cluster's may be: who does not know the token,
+        or is of another cluster, is no reason to give up before the others are asked.
         """
         urls = list(self.urls)
         random.shuffle(urls)
@@ -240,7 +243,7 @@ class Lookups:
                     problem = _problem(error, path)
                     if error.code == 401:
                         stranger = _refusal(error.code, problem)
-                    elif error.code < 500:
+                    elif error.code < 500 and error.code != http.client.MISDIRECTED_REQUEST:
                         raise _refusal(error.code, problem) from None
             except _NO_ANSWER as error:
                 problem = f"{url}: {error}"
@@ -253,6 +256,8 @@ class Lookups:
         request = urllib.request.Request(url + path, data)
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
+        if self.meant:
+            request.add_header(CLUSTER_HEADER, self.meant)
         with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
             return json.load(response)
 
@@ -443,7 +448,7 @@ class Cluster:
                 f"no broker at {self.options.bootstrap} tells {_ADMIN_URL}: this is not Tidelog",
                 hint='Spark\'s own source reads any Kafka: .format("kafka")',
             )
-        return Lookups(urls, self.options.token)
+        return Lookups(urls, self.options.token, self._metadata.cluster_id or "")
 
     def bucket(self) -> dict[str, str]:
         """Return the settings `s3.…` of the bucket: what a broker tells, overridden by options."""

@@ -28,7 +28,6 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from pyspark_tidelog.cluster import Lookups
 from pyspark_tidelog.jobs.compact_choice import CompactionChoice
 from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.rewriting import (
@@ -179,14 +178,15 @@ class _Brokers:
     def __init__(self, options: CompactOptions) -> None:
         self._options = options
         cluster = options.cluster.connect()
-        self._urls = cluster.lookups().urls
+        self._lookups = replace(cluster.lookups(), token=self._options.admin_token)
+        self._urls = self._lookups.urls
         self.bucket = cluster.bucket()
         self.cluster_id = ""
         self.problems: list[str] = []
 
     def _ask(self, path: str, body: object = None, urls: Sequence[str] = ()) -> Any:
         try:
-            return Lookups(tuple(urls or self._urls), self._options.admin_token).post(path, body)
+            return replace(self._lookups, urls=tuple(urls or self._urls)).post(path, body)
         except ConfigError as error:
             error.hint = "give the cluster's secret with --secret-file FILE; docs/operations.md, section Security"
             raise

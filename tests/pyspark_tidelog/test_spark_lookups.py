@@ -43,12 +43,18 @@ class Broker:
         self.driver = driver
         self.limit = limit
         self.asked: list[tuple[str, Any, str]] = []
+        self.meant: set[str | None] = set()
+        """Whose answers were wanted."""
         self.refuses: tuple[int, str] | None = None
         self.renewed = threading.Event()
         broker = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.do_POST()
+
             def do_POST(self) -> None:
+                broker.meant.add(self.headers.get("Tidelog-Cluster"))
                 length = int(self.headers.get("Content-Length", 0))
                 status, body = broker.answer(self.path, self.rfile.read(length), self.headers.get("Authorization", ""))
                 self.send_response(status)
@@ -158,6 +164,22 @@ def test_another_broker_is_asked_when_one_does_not_know_the_token(broker: Broker
     finally:
         stranger.close()
     assert stranger.asked
+
+
+def test_a_broker_of_another_cluster_is_told_whose_answer_is_wanted_and_the_next_one_is_asked(broker: Broker) -> None:
+    """Its topic of the same name was read, where the two shared a bucket."""
+    stranger = Broker(broker.driver)
+    stranger.refuses = (421, "a broker of cluster B answers")
+    try:
+        for _ in range(20):
+            assert Lookups((stranger.url, broker.url), "", "cluster").slices([("t", 0, 0, 70)], 0).ranges
+        with pytest.raises(Unavailable, match="a broker of cluster B answers"):
+            Lookups((stranger.url,), "", "cluster").take_lease("me", 60.0)
+        with pytest.raises(Unavailable, match="421"):
+            Lookups((stranger.url,), "", "cluster").objects(1)
+    finally:
+        stranger.close()
+    assert stranger.meant == broker.meant == {"cluster"}
 
 
 def test_a_lease_is_renewed_while_a_task_reads_and_let_go_when_it_is_over(broker: Broker) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pyspark_tidelog.cluster import Cluster as SparkCluster
+from pyspark_tidelog.options import ReadOptions
 from tests.support.cluster import Cluster
 from tidelog.broker import parts
 from tidelog.broker.settings import AdminSettings
@@ -165,3 +167,10 @@ def test_the_status_of_a_broker_is_not_that_of_its_namesake_in_another_cluster(a
     other = {**asked["nodes"][-1], "id": 2}
     document = gather({**asked, "nodes": [other]}, lambda _url, _broker: {**asked, "node_id": 2, "cluster_id": "B"})
     assert document["problems"][-1].endswith("is a broker of cluster B")
+
+
+def test_nor_does_one_tell_spark_where_its_own_records_are(misled: Cluster, astray: Cluster) -> None:
+    read = SparkCluster(ReadOptions(f"127.0.0.1:{astray.nodes[1].bootstrap[1]}", ("t",)))
+    with pytest.raises(Unavailable, match=f"a broker of cluster {misled.image.cluster_id} answers at"):
+        read.lookups().take_lease("me", 60.0)
+    assert not misled.image.leases
