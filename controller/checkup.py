@@ -22,7 +22,7 @@ from tidelog.controller.image.image import Image
 from tidelog.controller.model.addresses import split_address
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, TidelogError
-from tidelog.runtime.facts.disk import DiskFacts, probe_disks
+from tidelog.runtime.facts.disk import DiskFacts, DiskProbes
 from tidelog.runtime.facts.node import NodeFacts, OwnFacts, own_facts
 from tidelog.runtime.facts.reach import AddressTry, ClockSample, NodeAddress, Tries
 from tidelog.runtime.facts.stacks import stacks
@@ -84,6 +84,7 @@ class Checkup:
 
     def __init__(self, world: CheckupWorld) -> None:
         self._world = world
+        self._disks = DiskProbes(world.own.folders, world.clock)
         self._running: asyncio.Task[CheckupReport] | None = None
         self._last: tuple[float, CheckupReport] | None = None
 
@@ -138,9 +139,7 @@ class Checkup:
             asyncio.gather(*(self._ask(*each) for each in world.controllers())),
             self._rights(),
         )
-        disks = await asyncio.to_thread(
-            probe_disks, world.own.folders, world.clock
-        )  # last: the bucket may be on the same disk
+        disks = await self._disks.run()  # last: the bucket may be on the same disk
         return CheckupReport(
             node=world.node, disks=disks, rights=rights, addresses=addresses, controllers=list(controllers)
         )

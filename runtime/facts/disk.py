@@ -3,16 +3,21 @@
 The probe overwrites blocks of a zero-filled file and syncs each with fdatasync, as the WAL does. Its file has no name
 (`O_TMPFILE`, or it is unlinked as soon as it is open), so nothing is left of it, however the process ends.
 
-Entry: `probe_disk`; `probe_disks` for several directories, each device once.
+A disk that hangs answers no probe. So whoever may not wait for it has the probe made by a thread that it need not wait
+for, either at the end of the process: `DiskProbes`.
+
+Entry: `probe_disk`; `probe_disks` for several directories, each device once; `DiskProbes`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +32,8 @@ MAX_SYNCS: Final = 200
 BUDGET_S: Final = 1.0
 """A probe ends after so many syncs, or when this is over and `LEAST_SYNCS` were made."""
 LEAST_SYNCS: Final = 3
+HANGS_S: Final = 20.0
+"""Probes that take longer are waited for by nobody: the disk hangs, or is of no use."""
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
@@ -63,14 +70,66 @@ class DiskFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def probe_disks(folders: Iterable[Path], clock: Clock, *, budget_s: float = BUDGET_S) -> list[DiskFacts]:
     """Probe the directories, each device once; `holds` names those that share it. The first of each counts."""
+    return list(_each_disk(folders, clock, budget_s))
+
+
+def _each_disk(folders: Iterable[Path], clock: Clock, budget_s: float) -> Iterator[DiskFacts]:
     devices: dict[object, list[Path]] = {}
     for folder in folders:
         found = nearest_existing(folder)
         devices.setdefault(os.stat(found).st_dev if found is not None else folder, []).append(folder)
-    return [
-        msgspec.structs.replace(probe_disk(same[0], clock, budget_s=budget_s), holds=[str(each) for each in same])
-        for same in devices.values()
-    ]
+    for same in devices.values():
+        facts = probe_disk(same[0], clock, budget_s=budget_s)
+        yield msgspec.structs.replace(facts, holds=[str(each) for each in same])
+
+
+class DiskProbes:
+    """The probes of some directories, as often as they are asked for. Used on the event loop's thread.
+
+    One thread probes at a time. What a disk that hangs has not answered is waited for again by the next one who asks.
+    """
+
+    def __init__(self, folders: Sequence[Path], clock: Clock) -> None:
+        self._folders = folders
+        self._clock = clock
+        self._ended: asyncio.Future[None] | None = None
+        """Of the newest probe; its thread has ended then."""
+        self._found: list[DiskFacts] = []
+
+    async def run(self) -> list[DiskFacts]:
+        """Probe as `probe_disks` does, for `HANGS_S` at most: what has no answer by then is told as hanging."""
+        if self._ended is None or self._ended.done():
+            loop = asyncio.get_running_loop()
+            ended, self._found = loop.create_future(), []
+            self._ended = ended
+            threading.Thread(target=self._probe, args=(loop, ended, self._found), daemon=True, name="probe").start()
+        await asyncio.wait([self._ended], timeout=HANGS_S)
+        if self._ended.done():
+            self._ended.result()
+            return self._found
+        answered = {each for facts in self._found for each in facts.holds}
+        return self._found + [
+            DiskFacts(path=str(each), error=f"a probe has had no answer for {HANGS_S:.0f} s: the disk hangs")
+            for each in self._folders
+            if str(each) not in answered
+        ]
+
+    def _probe(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None], found: list[DiskFacts]) -> None:
+        error: Exception | None = None
+        try:
+            found.extend(_each_disk(self._folders, self._clock, BUDGET_S))
+        except Exception as failure:  # noqa: BLE001  # raised again where the probe is waited for
+            error = failure
+
+        def end() -> None:
+            if error is not None:
+                ended.set_exception(error)
+                ended.exception()  # nobody may ask any more
+            else:
+                ended.set_result(None)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(end)
 
 
 def probe_disk(path: Path, clock: Clock, *, budget_s: float = BUDGET_S) -> DiskFacts:

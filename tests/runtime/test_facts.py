@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +14,17 @@ from typing import Any
 import pytest
 
 from tests.support.certificates import Authority
+from tests.support.hung_disk import hung_syncs
+from tidelog.controller.checkup import Checkup, CheckupWorld
+from tidelog.controller.image.image import Image
+from tidelog.doctor.rules_node import judge_disk
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.facts import disk
 from tidelog.runtime.facts.disk import (
+    LEAST_SYNCS,
     MAX_SYNCS,
+    DiskProbes,
     file_system_in,
     probe_disk,
     probe_disks,
@@ -24,7 +32,7 @@ from tidelog.runtime.facts.disk import (
 )
 from tidelog.runtime.facts.files import file_facts
 from tidelog.runtime.facts.machine import machine_facts
-from tidelog.runtime.facts.node import secret_files, tls_certificates
+from tidelog.runtime.facts.node import OwnFacts, secret_files, tls_certificates
 from tidelog.runtime.facts.reach import AddressKind, AddressTry, NodeAddress, Tries
 from tidelog.runtime.facts.stacks import stacks
 from tidelog.runtime.network import Listener, ProtocolFactory, TcpNetwork, cannot_connect
@@ -319,3 +327,42 @@ async def test_other_failures_are_told_apart(error: Exception, outcome: str) -> 
 
 def test_an_ipv6_address_is_written_in_brackets() -> None:
     assert str(NodeAddress("kafka", 1, "fe80::1", 9092)) == "[fe80::1]:9092"
+
+
+async def test_a_disk_that_hangs_is_told_as_such_and_takes_one_thread_however_often_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor waited two minutes for it, and ended well: what was not looked at is no problem to it."""
+    monkeypatch.setattr(disk, "HANGS_S", 0.2)
+    monkeypatch.setattr(disk, "BUDGET_S", 0.01)
+    (tmp_path / "wal").mkdir()
+    probes = DiskProbes([tmp_path, tmp_path / "wal"], CLOCK)
+    before = threading.active_count()
+    with hung_syncs(monkeypatch, str(tmp_path)) as go_on:
+        for _ in range(3):
+            found = await probes.run()
+            assert [(each.path, each.error.endswith("the disk hangs")) for each in found] == [
+                (str(tmp_path), True),
+                (str(tmp_path / "wal"), True),
+            ]
+            assert [each.check for each in judge_disk("broker 1", found[0], None)] == ["disk.unusable"]
+        assert threading.active_count() == before + 1
+        go_on.set()
+        async with asyncio.timeout(20):
+            while (found := await probes.run())[0].error:
+                continue
+    (facts,) = found
+    assert facts.syncs >= LEAST_SYNCS and facts.holds == [str(tmp_path), str(tmp_path / "wal")]
+
+
+async def test_a_checkup_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "HANGS_S", 0.2)
+
+    async def nobody(_address: str) -> dict[str, Any]:
+        raise Unavailable("nobody")
+
+    checkup = Checkup(CheckupWorld(1, [], TcpNetwork(), CLOCK, Image, list, nobody, own=OwnFacts(folders=[tmp_path])))
+    with hung_syncs(monkeypatch, str(tmp_path)):
+        async with asyncio.timeout(20):
+            (found,) = (await checkup.run()).disks
+    assert found.error.endswith("the disk hangs")

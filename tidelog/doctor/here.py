@@ -32,7 +32,7 @@ from tidelog.process.data_dir import IDENTITY_FILE, read_identity
 from tidelog.process.node_base import own_folders, setting_facts
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, TidelogError
-from tidelog.runtime.facts.disk import probe_disks
+from tidelog.runtime.facts.disk import DiskProbes
 from tidelog.runtime.facts.node import OwnFacts, own_facts
 from tidelog.runtime.facts.reach import AddressTry, NodeAddress, Tries
 from tidelog.runtime.network import TcpNetwork
@@ -75,7 +75,7 @@ async def _look(
 ) -> NodeView:
     settings = setting_facts(Loaded(config, dict(sources)))
     directory = await asyncio.to_thread(directory_facts, Path(config.node.data_dir))
-    disks = await asyncio.to_thread(probe_disks, _folders(config), clock)
+    disks = await DiskProbes(_folders(config), clock).run()
     rights, error = await _try_bucket(config, clock) if tries_bucket else (None, None)
     told = await asyncio.to_thread(
         own_facts, directory.node, config.node.roles, OwnFacts(lambda: settings), clock, directory.cluster_id, {}
