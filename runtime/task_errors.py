@@ -13,7 +13,7 @@ mistake. The policy (docs/rules.md, rule 11):
 All are logged with their traceback, counted, and shown in `tidelog status` for `SHOWN_S`.
 
 Like the loggers of `logging` the record is one for the whole process: any part may meet such an exception, and
-operators look for them in one place. Entry: `ERRORS`, `expected`.
+operators look for them in one place. Entry: `ERRORS`, `expected`, `first_of`.
 """
 
 from __future__ import annotations
@@ -103,8 +103,20 @@ def as_unavailable(place: str, error: Exception) -> Unavailable:
     )
 
 
+def first_of(error: Exception) -> Exception:
+    """Return an exception, or of an `ExceptionGroup` the one that counts: a failed assertion, else the first one."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    broken = error.subgroup(AssertionError)
+    return first_of((broken or error).exceptions[0])
+
+
 def expected(place: str, error: Exception) -> TidelogError:
-    """Return an exception as one that callers know: itself, or `as_unavailable`. Raises a failed assertion again."""
+    """Return an exception as one that callers know: itself, or `as_unavailable`. Raises a failed assertion again.
+
+    Of a group of tasks it is the first one that counts (`first_of`).
+    """
+    error = first_of(error)
     if isinstance(error, TidelogError):
         return error
     if isinstance(error, AssertionError):

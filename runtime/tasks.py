@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tidelog.runtime.errors import TidelogError
-from tidelog.runtime.task_errors import ERRORS
+from tidelog.runtime.task_errors import ERRORS, first_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +59,12 @@ class TaskSet:
             try:
                 await loop()
                 return
-            except TidelogError:
-                raise
-            except Exception as error:
-                if isinstance(error, AssertionError) and self._on_failure is not None:
-                    raise
+            except Exception as failure:  # noqa: BLE001  # noted, or raised again
+                error = first_of(failure)
+                if isinstance(error, TidelogError) or (
+                    isinstance(error, AssertionError) and self._on_failure is not None
+                ):
+                    raise error from failure.__cause__
                 ERRORS.note(self._name, error, ended=False)
             if clock.time() - began > RESTART_CAP_S:
                 delay_s = RESTART_BASE_S

@@ -59,6 +59,24 @@ async def test_what_is_raised_on_purpose_and_a_failed_assertion_end_a_kept_loop(
     assert failures == [error] and not len(work)
 
 
+@pytest.mark.parametrize("error", [Closed("on purpose"), AssertionError("a rule")], ids=["purpose", "assertion"])
+async def test_so_does_what_a_task_of_a_group_in_it_raises(error: Exception) -> None:
+    """It came in an `ExceptionGroup`, which was taken for an error that nobody listed, and was tried again."""
+    failures: list[BaseException] = []
+    work = TaskSet("ends", failures.append)
+
+    async def fail() -> None:
+        raise error
+
+    async def loop() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    work.keep(loop, "loop")
+    await until(lambda: bool(failures), "it has ended")
+    assert failures == [error] and not len(work)
+
+
 async def test_a_failed_assertion_is_retried_where_nobody_can_end_the_process() -> None:
     work = TaskSet("nobody")
     runs = 0
@@ -111,8 +129,10 @@ async def test_problems_are_shown_for_a_while_and_places_are_bounded(monkeypatch
 def test_an_expected_error_stays_what_it_is_and_an_assertion_is_raised() -> None:
     error = Closed("gone")
     assert expected("x", error) is error
-    with pytest.raises(AssertionError):
-        expected("x", AssertionError("a rule"))
+    assert expected("x", ExceptionGroup("tasks", [error])) is error
+    for broken in (AssertionError("a rule"), ExceptionGroup("tasks", [error, AssertionError("a rule")])):
+        with pytest.raises(AssertionError):
+            expected("x", broken)
 
 
 class BrokenLoop:
