@@ -9,7 +9,8 @@ this turn, apply, append new entries) → fdatasync → release held acknowledge
 
 A full disk stalls the member (it neither commits nor acknowledges until a write succeeds). A failed fdatasync, a
 damaged file or a repeated error ends it, which is reported once through `set_on_failed`. A watchdog on the loop reports
-a thread that died or hangs. Entry: `RaftConsensus`.
+a thread that died or hangs; and the thread has another member lead when it sees nothing of that watchdog any more.
+Entry: `RaftConsensus`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,12 @@ STALL_RETRY_S = 0.2
 SNAPSHOT_RETRY_S = 10.0
 MAX_REPEATED_ERRORS = 10
 HUNG_S = 5.0
+LOOK_S = 1.0
+"""Between two looks of the event loop at the thread, which sees by them that the loop runs."""
+DEAF_S = 10.0
+"""A leader whose event loop has not looked for so long answers nobody: another member is to lead."""
+COUNTED_S = 0.5
+"""The most that one turn counts of it: a process that was stopped as a whole has no reason to suspect its loop."""
 MIN_FREE_BYTES = 16 << 20
 """Less than this on the disk of the log is a problem before a write fails: the next snapshot may not fit."""
 STATUS_S = 0.1
@@ -156,6 +163,10 @@ class RaftConsensus:
         self._tasks = TaskSet("raft")
         self._error: Exception | None = None
         self._last_turn = clock.monotonic()
+        self._turned_at = self._now()
+        self._deaf_s = 0.0
+        """For how long turns were taken since the event loop looked last."""
+        self._ask_again_at = 0.0
         self._snapshot_after = 0.0
         self._stalled = ""
         """Why the log cannot be written at present; empty when it can."""
@@ -339,7 +350,10 @@ class RaftConsensus:
 
     async def _watchdog(self) -> None:
         while self._error is None:
-            await self._clock.sleep(1.0)
+            await self._clock.sleep(LOOK_S)
+            deaf_s, self._deaf_s = self._deaf_s, 0.0
+            if deaf_s >= DEAF_S:
+                logger.error("the event loop hung, and led nobody", extra={"seconds": round(deaf_s, 1)})
             runner = self._runner
             if runner is not None and not runner.is_alive() and not self.stopping.is_set():
                 self._take_failure(StorageFailed("the Raft thread died"))
@@ -479,6 +493,7 @@ class RaftConsensus:
         self._note_role(member)
         self._note_status(member)
         self._end_transfer(member)
+        self._leave_if_deaf(member)
         self._maybe_snapshot(member)
 
     def _hand_over(self, member: RaftMember, transfer: _Transfer) -> None:
@@ -496,6 +511,18 @@ class RaftConsensus:
         if self._transfer is not None and not member.is_leader():
             future, self._transfer = self._transfer.future, None
             self._post(self._deliver, [_Done(future, b"", FAIL_REASON.SUCCESS)])
+
+    def _leave_if_deaf(self, member: RaftMember) -> None:
+        """Have another member lead when the event loop of this one hangs: brokers and operators get no answer here.
+
+        It is asked once a second until it does; nothing is logged meanwhile, for that may be what hangs.
+        """
+        now = self._now()
+        self._deaf_s += min(now - self._turned_at, COUNTED_S)
+        self._turned_at = now
+        if self._deaf_s >= DEAF_S and member.is_leader() and now >= self._ask_again_at:
+            self._ask_again_at = now + 1.0
+            member.hand_over(None)
 
     def _note_done(self, future: asyncio.Future[bytes], result: Any, reason: int) -> None:
         self._done.append(_Done(future, result, reason))

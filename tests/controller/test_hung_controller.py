@@ -1,15 +1,18 @@
 """A controller whose disk hangs takes itself for the active one for as long, with metadata from before: its Raft thread
-waits, and its event loop answers. Brokers go by the one that was elected meanwhile.
+waits, and its event loop answers. Brokers go by the one that was elected meanwhile. And the other way round: one whose
+event loop hangs, and whose Raft thread leads on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +24,7 @@ from tidelog.controller.inputs import ControllerIdentity, ControllerSections, Co
 from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
+from tidelog.controller.raft import thread as raft_thread
 from tidelog.controller.raft.files import RaftFile, SystemFiles
 from tidelog.controller.raft.runner import system_surroundings
 from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
@@ -169,3 +173,40 @@ async def test_a_broker_that_follows_it_and_asks_for_nothing_learns_what_is_comm
     assert hung.is_active
     for each in (writer, broker):
         await each.close()
+
+
+async def test_another_controller_leads_when_the_event_loop_of_the_active_one_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Raft thread led on, and nobody answered brokers or operators for as long as the loop hung."""
+    monkeypatch.setattr(raft_thread, "LOOK_S", 0.1)
+    monkeypatch.setattr(raft_thread, "DEAF_S", 1.0)
+    quorum = HangingQuorum(tmp_path)
+    deaf, *others = quorum.nodes
+    loop, goes_on = asyncio.new_event_loop(), threading.Event()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def there(work: Coroutine[Any, Any, None]) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+    try:
+        await asyncio.gather(there(deaf.start()), *(each.start() for each in others))
+        client = await quorum.client()
+        await until(lambda: any(each.is_active for each in quorum.nodes))
+        while not deaf.is_active:
+            with contextlib.suppress(TidelogError):
+                await client.transfer_leadership(0)
+        loop.call_soon_threadsafe(goes_on.wait)
+        await until(lambda: any(each.is_active for each in others))
+        await client.put_kv("key", b"value")
+        goes_on.set()
+        await until(lambda: not deaf.is_active)
+        await until(lambda: "key" in deaf.image.kv)
+        await client.close()
+    finally:
+        goes_on.set()
+        await asyncio.gather(there(deaf.close()), *(each.close() for each in others))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
