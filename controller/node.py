@@ -156,6 +156,8 @@ class ControllerNode:
         self._checkup = self._make_checkup(identity, world, peers)
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
         self._keeper = self._make_keeper(role, world)
+        self.more_problems: Callable[[], list[str]] = list
+        """Returns what else of the work beside the active controller fails in this process, one clause each."""
         self._active_term: int | None = None
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
@@ -385,7 +387,7 @@ class ControllerNode:
             "failed_command": msgspec.structs.asdict(failed) if failed is not None else None,
             "bucket_state": self.bucket_state(),
             "not_deleted": self._lifecycle.not_deleted if self.is_active else "",
-            "failing": self._lifecycle.problems() if self.is_active else [],
+            "failing": [*self._lifecycle.problems(), *self.more_problems()] if self.is_active else [],
             "unexpected_errors": ERRORS.problems(),
             "settings": report(self._sections, self.image.cluster_configs),
             **self._consensus.status(),

@@ -8,16 +8,20 @@ from typing import Literal
 
 import pytest
 
+from tests.controller.controller_helpers import make_client, until
 from tests.support.ports import free_port
 from tests.support.tidelog_process import running
+from tidelog.broker.admin.quorum import QuorumView
 from tidelog.broker.settings import AdminSettings, KafkaSettings
 from tidelog.config import Config
+from tidelog.controller.model.addresses import split_address
 from tidelog.controller.rpc.secret import write_secret
 from tidelog.process.data_dir import WrongDataDirectory
 from tidelog.process.listener import warn_of_admin_address
 from tidelog.process.node_base import credentials_of
 from tidelog.process.serve import NodeProcess
-from tidelog.runtime.errors import ConfigError
+from tidelog.runtime.errors import ConfigError, Unavailable
+from tidelog.storage.cleaning.orphan_cleaner import OrphanCleaner
 
 
 @pytest.mark.parametrize(
@@ -121,6 +125,33 @@ async def test_the_only_controller_without_its_files_makes_no_other_cluster(
     (tmp_path / "aside").rename(data_dir / "controller")
     process = NodeProcess(config)
     await process.start()
+    await process.stop()
+
+
+async def test_a_controller_alone_tells_that_its_search_for_orphans_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no HTTP to tell it at, and nobody else searches: what crashes left in the bucket was paid for, unseen."""
+
+    async def fails(_cleaner: OrphanCleaner) -> None:
+        raise Unavailable("the bucket denies it")
+
+    monkeypatch.setattr(OrphanCleaner, "clean", fails)
+    config = Config()
+    config.node.id, config.node.roles, config.node.data_dir = 1, ["controller"], str(tmp_path)
+    config.clean.interval_ms = 100
+    process = NodeProcess(config)
+    await process.start()
+    client = make_client(split_address(process.ready_line.removeprefix("controller=")))
+    await client.start()
+    problem = "the active controller 1 fails to search for orphans: the bucket denies it"
+    told: list[str] = []
+
+    async def look() -> None:
+        told[:] = (await QuorumView(client).report())["problems"]
+
+    await until(lambda: problem in told, nudge=look)
+    await client.close()
     await process.stop()
 
 

@@ -68,6 +68,7 @@ class ControllerRole:
             settings=config.clean,
             is_active=lambda: self.node.is_active,
         )
+        self.node.more_problems = self._problems
 
     @property
     def ready_line(self) -> str:
@@ -121,6 +122,10 @@ class ControllerRole:
                 " them in controller.members; if it is lost, `tidelog cluster rebuild` makes the metadata anew from the"
                 " bucket, in a new data directory",
             )
+
+    def _problems(self) -> list[str]:
+        error = self._orphans.last_error
+        return [f"fails to search for orphans: {error}"] if error else []
 
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():
