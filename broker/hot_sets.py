@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tidelog.broker.base import BrokerBase
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 5.0
 """Pause before a replica that could not be opened or deleted is tried again, unless the metadata change first."""
 POLL_S = 0.02
+LONG_S = 30.0
+"""What is done with one replica holds up what is to be done with others: for longer than this it is a problem."""
 DISK_WAL = "disk"
 _STRAY = "is none that this broker is assigned to, and its set is unknown or has no master: its files are kept"
 
@@ -104,6 +107,8 @@ class HotSets:
         self._sets: dict[int, HotSet] = {}
         self._failures: dict[int, str] = {}
         """Why a replica could not be opened, or deleted, by replica set."""
+        self._doing: tuple[int, str, float] | None = None
+        """The replica set of the replica that something is done with now, what, and since when (monotonic seconds)."""
         self._dropping: set[int] = set()
         """Sets whose replicas are to be closed and deleted. One that is wanted again meanwhile begins anew after."""
         self._strays: set[int] = set()
@@ -199,12 +204,15 @@ class HotSets:
         removed = {each for each, one in self._sets.items() if one.is_removed}  # some may be wanted again
         self._dropping |= self._sets.keys() - wanted | removed
         for replica_set in sorted(self._dropping):
-            await self._drop(shared, replica_set)
+            with self._does(replica_set, "deleted"):
+                await self._drop(shared, replica_set)
         await self._clear(shared, wanted)
         await self._replace_rejected(shared)
         await self._list_rejected()
         for replica_set in sorted(wanted - self._sets.keys()):
-            if await self._open(shared, replica_set) is None:
+            with self._does(replica_set, "opened"):
+                error = await self._open(shared, replica_set)
+            if error is None:
                 self._sets[replica_set].begin(self._registration_epoch)
 
     async def _replace_rejected(self, shared: HotShared) -> None:
@@ -217,8 +225,9 @@ class HotSets:
             if not _is_led_by_another(image, replica_set, shared.base.broker_id):
                 continue
             try:
-                await one.close(upload=False)
-                place = await self._disks.set_aside(replica_set)
+                with self._does(replica_set, "set aside"):
+                    await one.close(upload=False)
+                    place = await self._disks.set_aside(replica_set)
             except TidelogError as error:
                 self._note(replica_set, "cannot be replaced", error)
                 continue
@@ -226,6 +235,16 @@ class HotSets:
             self._failures.pop(replica_set, None)
             extra = {"set": replica_set, "kept": place}
             logger.warning("a rejected WAL was set aside; this replica begins anew, without it", extra=extra)
+
+    @contextmanager
+    def _does(self, replica_set: int, what: str) -> Iterator[None]:
+        """Note what is done with a replica in the `with` block."""
+        assert self._shared is not None
+        self._doing = (replica_set, what, self._shared.base.world.clock.monotonic())
+        try:
+            yield
+        finally:
+            self._doing = None
 
     async def _list_rejected(self) -> None:
         assert self._disks is not None
@@ -247,7 +266,9 @@ class HotSets:
                 self._failures.setdefault(replica_set, _STRAY)
                 continue
             try:
-                await self._delete(shared, replica_set, has_given_up=await self._has_given_up(shared, replica_set))
+                with self._does(replica_set, "deleted"):
+                    has_given_up = await self._has_given_up(shared, replica_set)
+                    await self._delete(shared, replica_set, has_given_up=has_given_up)
             except TidelogError as error:
                 self._note(replica_set, "cannot be deleted", error)
                 continue
@@ -353,6 +374,13 @@ class HotSets:
             " has records that were given up (`tidelog wal losses`); look at it, then delete it"
             for place in self._rejected
         ]
+        if self._shared is not None and self._doing is not None:
+            replica_set, what, since = self._doing
+            if (taken_s := self._shared.base.world.clock.monotonic() - since) >= LONG_S:
+                found.append(
+                    f"the replica of replica set {replica_set} is being {what} for {taken_s:.0f} s now, and what is to"
+                    " be done with others waits: its disk may hang"
+                )
         return found + [problem for one in self._sets.values() for problem in one.problems()]
 
     def master_statuses(self) -> dict[int, dict[str, Any]]:

@@ -400,6 +400,25 @@ def test_a_replica_that_was_removed_is_kept_where_it_may_have_records_that_were_
         wait_until(lambda: any(f"is kept at {aside}" in each for each in found.problems()), "it says where")
 
 
+def test_a_replica_whose_deletion_does_not_end_is_told_for_others_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_sets, "LONG_S", 0.5)
+    with Cluster(tmp_path, brokers=3, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 2, "the set has a second member")
+        sets = cluster.nodes[1].controller.replica_sets
+        one = next(each for each in (2, 3) if each in record(cluster, 1).members)
+        cluster.run(sets.assign_replica(1, 5 - one))
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 3, "the set has a third member")
+        here = cluster.nodes[one].parts.data.hot_sets
+        held = Held(monkeypatch, DirectoryReplicaDisks, "remove")
+        cluster.run(sets.retire_replica(1, one))
+        told = "the replica of replica set 1 is being deleted for "
+        wait_until(lambda: any(each.startswith(told) for each in here.problems()), "it says so")
+        held.go_on.set()
+        wait_until(lambda: here.problems() == [], "nothing is wrong any more", 20.0)
+
+
 def test_a_replica_that_could_not_be_deleted_begins_anew_when_it_is_wanted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
