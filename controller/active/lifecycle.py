@@ -24,6 +24,7 @@ from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.model.commands import PARTITIONS_PER_DELETION, Barrier, DeletePartitions, ForgetObjects
 from tidelog.controller.model.leases import held_version
 from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import TidelogError, Unavailable
 from tidelog.runtime.task_errors import expected
 
 logger = logging.getLogger(__name__)
@@ -100,8 +101,17 @@ class Lifecycle:
             await self._try(duty.__name__, self._carry_out(duty))
 
     async def _carry_out(self, duty: Duty) -> None:
+        """Propose what a duty asks for. A refused command is no reason to leave out those behind it, about others."""
+        refusal: TidelogError | None = None
         for command in duty(self._clock.monotonic(), self._time_ms()):
-            await self._propose(command)
+            try:
+                await self._propose(command)
+            except Unavailable:  # there is no quorum, or this controller leads no more
+                raise
+            except TidelogError as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     async def _try(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:

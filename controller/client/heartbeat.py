@@ -20,6 +20,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -30,9 +31,12 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError
 from tidelog.runtime.health import STUCK_S, Flapping
 from tidelog.runtime.msgpack import DECODE_ERRORS
+from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _NIL = msgspec.Raw(b"\xc0")
 _replies = msgspec.msgpack.Decoder(HeartbeatReply | None)
@@ -44,6 +48,17 @@ BEHIND_S = 0.9
 """The metadata may stay behind for so long before another controller is followed: a heartbeat's interval or so."""
 LEAVE_S = 1.0
 """Time for which a stop waits until a controller has been informed."""
+
+
+def _figure(measure: Callable[[], T] | None, otherwise: T) -> T:
+    """Return what is measured. A broker that cannot tell it is alive nevertheless, and must be heard of."""
+    if measure is None:
+        return otherwise
+    try:
+        return measure()
+    except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+        expected("heartbeat", failure)
+        return otherwise
 
 
 class BehindWatch:
@@ -158,8 +173,8 @@ class Heartbeat:
         flapping = self._flapping.setdefault(endpoint, Flapping())
         while self._epoch == epoch:
             try:
-                load = self.measure() if self.measure is not None else None
-                not_uploaded = self.not_uploaded_bytes() if self.not_uploaded_bytes is not None else -1
+                load = _figure(self.measure, None)
+                not_uploaded = _figure(self.not_uploaded_bytes, -1)
                 version = self.version() if self.version is not None else -1
                 params = HeartbeatParams(
                     self._broker_id, epoch, load, not_uploaded, age_ms=self._age_ms(), version=version

@@ -35,7 +35,8 @@ from tidelog.controller.model.errors import (
     to_wire,
 )
 from tidelog.controller.model.levels import NEWEST
-from tidelog.controller.model.records import ObjectState
+from tidelog.controller.model.load import BrokerLoad
+from tidelog.controller.model.records import BrokerRecord, ObjectState
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.raft.consensus import MemoryConsensus, Role
@@ -380,6 +381,26 @@ async def test_a_silent_broker_is_dead_after_the_session_timeout(tmp_path: Path)
     node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
     await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", "", newest_level=NEWEST))  # and no heartbeats
     await until(lambda: 5 in client.image.brokers and not client.image.brokers[5].alive)
+    await client.close()
+    await node.close()
+
+
+@pytest.mark.usefixtures("quick_rounds")
+async def test_a_broker_that_cannot_measure_its_load_is_alive(tmp_path: Path) -> None:
+    node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
+    measured: list[float] = []
+    dead: list[BrokerRecord] = []
+
+    def measure() -> BrokerLoad:
+        measured.append(asyncio.get_running_loop().time())
+        raise RuntimeError("a clock that went back")
+
+    client.subscribe(lambda delta: dead.extend(each.record for each in delta.of("brokers") if not each.record.alive))
+    client.measure_load(measure)
+    client.report_not_uploaded(lambda: 1 // len(dead))
+    await register(client)
+    await until(lambda: bool(dead) or (len(measured) > 1 and measured[-1] > measured[0] + 1))
+    assert not dead
     await client.close()
     await node.close()
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver, new_object
@@ -332,6 +334,29 @@ async def test_a_broker_whose_connection_closes_is_taken_over_in_the_same_round(
     sessions.connection_closed(1)  # the successor
     await lifecycle.round()
     assert driver.image.replica_sets[0].successor == 2
+
+
+async def test_a_refused_command_does_not_hold_up_those_about_other_brokers(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+    lifecycle, _ = active(driver, clock, sessions)
+    beat(driver, clock, sessions, 0, 1, 2)
+    run = driver.run
+
+    def refuse(command: c.AnyCommand, *more: Any) -> Any:
+        if isinstance(command, c.SetBrokerAlive) and command.broker_id == 0:
+            raise InvalidInput("a broker that cannot die")
+        return run(command, *more)
+
+    monkeypatch.setattr(driver, "run", refuse)
+    for broker in (0, 1):
+        sessions.connection_closed(broker)
+    await lifecycle.round()
+    assert driver.image.brokers[0].alive and not driver.image.brokers[1].alive
+    clock.now_s += FAILING_S
+    await lifecycle.round()
+    assert ["a broker that cannot die" in each for each in lifecycle.problems()] == [True]
 
 
 async def pass_time(
