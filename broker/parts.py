@@ -63,6 +63,7 @@ from tidelog.controller.checkup import Checkup, CheckupWorld
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.records import TopicRecord
 from tidelog.controller.rpc.secret import admin_token, read_token
+from tidelog.runtime import lines
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.storage.bucket.accounts import TopicNames
 from tidelog.storage.bucket.purpose import Purpose
@@ -111,6 +112,7 @@ def build_parts(base: BrokerBase) -> BrokerParts:
     registry.add_section("health", base.health.report)
     registry.add_figures("health", base.health.figures, health_families)
     registry.add_problems("tasks", ERRORS.problems)
+    registry.add_problems("log", lines.problems)
     registry.add_figures("task errors", ERRORS.counts, figures.task_error_families)
     data = build_data_parts(base)
     partitions = build_partition_parts(base, data)

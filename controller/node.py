@@ -65,6 +65,7 @@ from tidelog.controller.rpc.connection import (
     UpgradeParams,
 )
 from tidelog.controller.rpc.listener import RpcListener
+from tidelog.runtime import lines
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
 from tidelog.runtime.steps import in_turns
@@ -388,7 +389,7 @@ class ControllerNode:
             "bucket_state": self.bucket_state(),
             "not_deleted": self._lifecycle.not_deleted if self.is_active else "",
             "failing": [*self._lifecycle.problems(), *self.more_problems()] if self.is_active else [],
-            "unexpected_errors": ERRORS.problems(),
+            "unexpected_errors": ERRORS.problems() + lines.problems(),
             "settings": report(self._sections, self.image.cluster_configs),
             **self._consensus.status(),
         }

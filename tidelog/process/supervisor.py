@@ -24,7 +24,6 @@ Entry: `Supervisor.run`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -34,14 +33,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, S
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-import click
-
 from tidelog.config import Loaded, to_toml
 from tidelog.process import cluster_layout
 from tidelog.process.up_control import ControlServer, child_error
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.children import TIDELOG, ParentPipe
 from tidelog.runtime.errors import InvalidInput, NotFound, StorageFailed, TidelogError, Unavailable
+from tidelog.runtime.lines import say
 
 RESTARTED_EXIT_CODES = frozenset({0, 5, 6, 130})
 """Exit codes after which even a child that has never been ready is restarted: it was stopped, or a bucket or controller
@@ -97,12 +95,6 @@ class ChildProcess(Protocol):
 Launch = Callable[[Loaded, int], Awaitable[ChildProcess]]
 """Starts a process from a configuration, and with the read end of the pipe that ends with the supervisor. Raises
 `OSError` if the system cannot do that now."""
-
-
-def _say(text: str, err: bool = False) -> None:
-    """Print a line. What reads it may be gone: processes are supervised all the same."""
-    with contextlib.suppress(OSError):
-        click.echo(text, err=err)
 
 
 async def _lines(output: AsyncIterable[bytes]) -> AsyncIterator[str]:
@@ -268,7 +260,7 @@ class Supervisor:
             ) from None
         if not child.ready.is_set():
             raise await self._take_back(child, node.config.node.id)
-        _say(f"broker {node.config.node.id} was added at {child.bootstrap}", err=True)
+        say(f"broker {node.config.node.id} was added at {child.bootstrap}", err=True)
         return {"id": node.config.node.id, "bootstrap": child.bootstrap, "to_restart": self._renew()}
 
     def _renew(self) -> list[int]:
@@ -303,7 +295,7 @@ class Supervisor:
             controller = self._children[node_id] = _Child(left, self, True)
             self._start(controller)
             await self._wait_back(controller)
-        _say(f"broker {node_id} was stopped to be removed", err=True)
+        say(f"broker {node_id} was stopped to be removed", err=True)
         return {"id": node_id, "controller": left is not None}
 
     async def _wait_back(self, controller: _Child) -> None:
@@ -312,15 +304,14 @@ class Supervisor:
             async with asyncio.timeout(ADD_TIMEOUT_S):
                 await controller.settled.wait()
         except TimeoutError:
-            _say(f"the controller of the removed broker is not ready after {ADD_TIMEOUT_S:g} s", err=True)
+            say(f"the controller of the removed broker is not ready after {ADD_TIMEOUT_S:g} s", err=True)
 
     def child_ready(self) -> None:
         """Call `on_ready` when all children are ready for the first time."""
         children = list(self._children.values())
         if not self._announced and all(child.ready.is_set() for child in children):
             self._announced = True
-            with contextlib.suppress(OSError):  # as `_say`
-                self._on_ready(",".join(child.bootstrap for child in children if child.is_broker))
+            self._on_ready(",".join(child.bootstrap for child in children if child.is_broker))
 
     def child_given_up(self, child: _Child, code: int) -> None:
         """Stop, unless the cluster has been ready and other processes go on."""
@@ -370,7 +361,7 @@ class _Child:
         self._signal(signal.SIGTERM)
         await asyncio.wait({run}, timeout=self._limit_s)
         if self._signal(signal.SIGKILL):
-            _say(f"{self._name} was killed: it has not ended within {self._limit_s:g} s of SIGTERM", err=True)
+            say(f"{self._name} was killed: it has not ended within {self._limit_s:g} s of SIGTERM", err=True)
         await run
 
     def _signal(self, number: signal.Signals) -> bool:
@@ -398,7 +389,7 @@ class _Child:
         try:
             return await self._keep_running()
         except Exception as error:  # noqa: BLE001  # whatever it is: nobody awaits this before the end
-            _say(f"{self._name} is not started again: {type(error).__name__}: {error}", err=True)
+            say(f"{self._name} is not started again: {type(error).__name__}: {error}", err=True)
             self.settled.set()
             self._supervisor.child_given_up(self, StorageFailed.exit_code)
             return StorageFailed.exit_code
@@ -413,7 +404,7 @@ class _Child:
             if stopping.is_set():
                 return 0 if code in (0, RESTART_EXIT_CODE, -signal.SIGTERM, -signal.SIGINT) else max(code, 1)
             if code == RESTART_EXIT_CODE:
-                _say(f"{self._name} ended to be started again, as an operator asked", err=True)
+                say(f"{self._name} ended to be started again, as an operator asked", err=True)
                 backoff.reset()
                 futile = 0
                 continue
@@ -423,7 +414,7 @@ class _Child:
                 self._supervisor.child_failed(code)
                 return code
             if cannot_run and not self.ready.is_set():
-                _say(f"{self._name} ended with exit code {code} before it was ready: it is given up", err=True)
+                say(f"{self._name} ended with exit code {code} before it was ready: it is given up", err=True)
                 self.settled.set()
                 return 0  # `tidelog up` goes on as it was before
             if was_ready and time.monotonic() - started > STEADY_S:
@@ -434,7 +425,7 @@ class _Child:
                 self._give_up(code)
                 return code
             delay_s = backoff.next_delay_s()
-            _say(f"{self._name} {self._how(code)}; restarting it in {delay_s:.1f} s", err=True)
+            say(f"{self._name} {self._how(code)}; restarting it in {delay_s:.1f} s", err=True)
             try:
                 await asyncio.wait_for(stopping.wait(), delay_s)
             except TimeoutError:
@@ -447,7 +438,7 @@ class _Child:
         return f"ended (signal {_name(-code)})" if code < 0 else f"ended (exit code {code})"
 
     def _give_up(self, code: int) -> None:
-        _say(
+        say(
             f"{self._name} ended {FUTILE_STARTS} times in a row with exit code {code}: it is not started again. "
             "Its messages above say what fails; mend that and run `tidelog up` again",
             err=True,
@@ -476,7 +467,7 @@ class _Child:
 
     async def _kill_unwatched(self, why: str) -> None:
         if self._process is not None:
-            _say(f"{self._name} is killed, for it cannot be watched: {why}", err=True)
+            say(f"{self._name} is killed, for it cannot be watched: {why}", err=True)
             self._signal(signal.SIGKILL)
             await self._process.wait()
 
@@ -496,12 +487,12 @@ class _Child:
             elif line.startswith(FAILED_PREFIX):
                 self.failure = _read_failure(line.removeprefix(FAILED_PREFIX))
             else:
-                _say(line)
+                say(line)
         return await process.wait(), ready
 
     def _became_ready(self, line: str) -> None:
         if self.ready.is_set():
-            _say(f"{self._name} is ready again", err=True)
+            say(f"{self._name} is ready again", err=True)
             return
         self.ready.set()
         self.settled.set()

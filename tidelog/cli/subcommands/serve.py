@@ -33,6 +33,7 @@ from tidelog.runtime import log, memory
 from tidelog.runtime.children import watch_parent
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.lines import say
 from tidelog.runtime.scheduling import wake_promptly
 from tidelog.runtime.stop_signals import OnSignal, StopSignals, end_within
 from tidelog.runtime.tasks import TaskSet
@@ -139,7 +140,7 @@ async def _serve(
         at_once.set()
         if starting.done():
             await process.stop_broker()
-        _tell(STOPPED_LINE)
+        say(STOPPED_LINE)
 
     def broker_only() -> None:
         parts.append(loop.create_task(stop_broker()))
@@ -187,14 +188,8 @@ async def _until_over(
     starting.result()
     memory.give_back()
     tasks.spawn(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes), "collect")
-    _tell(f"ready {process.ready_line}")
+    say(f"ready {process.ready_line}")
     return await process.run_until(stop)
-
-
-def _tell(line: str) -> None:
-    """Print a line, unless whoever has read them is gone: that is no reason to end, nor to end without a hand-over."""
-    with contextlib.suppress(OSError):
-        click.echo(line)
 
 
 async def _drain(process: NodeProcess, at_once: asyncio.Event) -> None:

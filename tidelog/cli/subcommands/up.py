@@ -24,6 +24,7 @@ from tidelog.process.data_dir import UP_LOCK_FILE, lock_file
 from tidelog.process.rebuild import check_finished
 from tidelog.process.supervisor import Supervisor
 from tidelog.runtime.errors import ConfigError
+from tidelog.runtime.lines import say
 
 HOW_TO_CONNECT = """
   Python   from confluent_kafka import Producer
@@ -111,8 +112,8 @@ def check_bucket(loaded: Loaded) -> None:
 
 async def _run(nodes: list[Loaded], quiet: bool, loaded: Loaded) -> int:
     def ready(bootstrap: str) -> None:
-        click.echo(f"ready bootstrap={bootstrap}")
+        say(f"ready bootstrap={bootstrap}")
         if not quiet:
-            click.echo(HOW_TO_CONNECT.format(bootstrap=bootstrap.partition(",")[0]), err=True)
+            say(HOW_TO_CONNECT.format(bootstrap=bootstrap.partition(",")[0]), err=True)
 
     return await Supervisor(nodes, ready, loaded).run()
