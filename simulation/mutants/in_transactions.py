@@ -31,7 +31,7 @@ MUTATIONS_IN_TRANSACTIONS = [
         (
             Edit(
                 "tidelog.broker.txn.marker_writer:MarkerWriter._write",
-                "await log.wait_acked((await _append(log, marker)).wal_end)",
+                "await log.wait_acked((await self._append(log, marker)).wal_end)",
                 "mutated()",
             ),
         ),

@@ -340,10 +340,14 @@ def _describe(cluster: ClusterConnection, described: Any, all_configs: bool) -> 
 def _cleanings(cluster: ClusterConnection, name: str, brokers: Collection[int | None]) -> dict[int, dict[str, Any]]:
     """Return what the leaders tell of their log compaction, by partition. Who cannot be asked tells nothing."""
     found: dict[int, dict[str, Any]] = {}
-    nodes: list[dict[str, Any]] = []
+    status: dict[str, Any] = {"nodes": [], "cluster_id": ""}
     with contextlib.suppress(TidelogError):  # the rest of the answer does not depend on the admin listeners
-        nodes = cluster.get("/status")["nodes"]
-    asked = {node["id"]: partial(own_status, node) for node in nodes if node["id"] in brokers and node["admin_url"]}
+        status = cluster.get("/status")
+    asked = {
+        node["id"]: partial(own_status, node, status["cluster_id"])
+        for node in status["nodes"]
+        if node["id"] in brokers and node["admin_url"]
+    }
     for answer in ask_at_once(asked).values():
         if not isinstance(answer, TidelogError):
             rows = answer.get("log_compaction", {}).get("partitions", ())
