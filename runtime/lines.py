@@ -113,8 +113,10 @@ WRITERS: Final[dict[int, LineWriter]] = {}
 """By file descriptor: one for each, so that lines do not mix."""
 
 
-def writer_for(stream: TextIO) -> LineWriter | None:
-    """Return what writes to standard output or standard error; None for another stream."""
+def writer_for(stream: TextIO | None) -> LineWriter | None:
+    """Return what writes to standard output or standard error; None for another stream, and for one that is closed."""
+    if stream is None:  # the process was started without it
+        return None
     try:
         fd = stream.fileno()
     except (OSError, ValueError):  # it has none
@@ -123,17 +125,17 @@ def writer_for(stream: TextIO) -> LineWriter | None:
         return None
     if fd not in WRITERS:
         stream.flush()
-        WRITERS[fd] = LineWriter(stream)
+        WRITERS.setdefault(fd, LineWriter(stream))  # another thread may have been faster
     return WRITERS[fd]
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print a line to standard output, or standard error. Who reads it may be gone, or take nothing."""
-    stream = sys.stderr if err else sys.stdout
+    stream: TextIO | None = sys.stderr if err else sys.stdout
     writer = writer_for(stream)
     if writer is not None:
         writer.write(text + "\n")
-    else:
+    elif stream is not None:
         with contextlib.suppress(OSError):
             print(text, file=stream, flush=True)
 

@@ -58,3 +58,22 @@ def test_a_cluster_whose_output_nobody_takes_serves_tells_of_it_and_ends(tmp_pat
         process.kill()
         process.wait(30)
         os.close(read)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_cluster_without_standard_error_serves_and_ends(tmp_path: Path) -> None:
+    port = free_port()
+    command = f"exec {sys.executable} -m tidelog up --data-dir {tmp_path} --kafka-port {port} 2>&-"
+    process = subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment("")
+    )
+    assert process.stdout is not None
+    try:
+        with process.stdout:
+            assert process.stdout.readline() == f"ready bootstrap=127.0.0.1:{port}\n".encode()
+            process.terminate()
+            assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait(30)
