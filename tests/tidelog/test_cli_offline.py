@@ -105,6 +105,15 @@ def test_output_that_is_closed_is_wrong_usage(command: str) -> None:
     assert (done.returncode, done.stderr.partition("\n")[0]) == (2, "error: standard input or output is closed")
 
 
+def test_a_current_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"rmdir {gone} && exec {sys.executable} -P -m tidelog up --data-dir {tmp_path / 'data'}"
+    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("error: the current directory does not exist any more\nhint: `cd` to one that does\n")
+
+
 def test_no_file_gets_the_number_of_a_standard_stream_that_is_closed() -> None:
     program = "from tidelog.cli import main; main.run = lambda *_: exit(open('/dev/null').fileno() < 3); main.main()"
     for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):

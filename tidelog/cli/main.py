@@ -147,6 +147,10 @@ def _open_closed_streams() -> None:
 def _exit_code(command: click.Command, args: list[str] | None) -> int:
     """Run a command; return its exit code, which is 0 if the reader of its pipe went away."""
     try:
+        os.getcwd()
+    except FileNotFoundError:  # a library asks for it when it is imported
+        raise InvalidInput("the current directory does not exist any more", hint="`cd` to one that does") from None
+    try:
         code = command.main(args=args, prog_name="tidelog", standalone_mode=False)
     except SystemExit as error:
         from tidelog.cli.output import reader_gone
