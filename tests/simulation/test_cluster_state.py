@@ -138,3 +138,20 @@ async def test_what_nobody_names_is_found() -> None:
     found = await check_bucket(world.image, world.store, orphans=search, now_ms=world.clock.time_ms() + 1)
     assert [one.rule for one in found] == ["no-orphans", "no-orphans"]
     assert object_key(CLUSTER, given_up) in found[0].message
+
+
+async def test_an_object_that_is_deleted_and_forgotten_while_it_is_looked_for_is_no_orphan() -> None:
+    world, _ = await used()
+    due = max(world.image.objects) + 1
+    key = object_key(CLUSTER, due)
+    await world.store.put(key, [b"due"])
+    search = metadata(world)
+    await search.fence()
+    del world.image.objects[due]
+
+    async def fence() -> int:
+        await world.store.delete([key])
+        return await search.fence()
+
+    orphans = search._replace(fence=fence)
+    assert await check_bucket(world.image, world.store, orphans=orphans, now_ms=world.clock.time_ms() + 1) == []
