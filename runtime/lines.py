@@ -140,10 +140,11 @@ def say(text: str, *, err: bool = False) -> None:
             print(text, file=stream, flush=True)
 
 
-def flush_all(limit_s: float = FLUSH_S) -> None:
-    """Wait until all lines are written, for `limit_s` seconds at most for each stream."""
+@atexit.register
+def flush_all() -> None:
+    """Wait until all lines are written, for `FLUSH_S` at most for each stream."""
     for writer in list(WRITERS.values()):
-        writer.flush(limit_s)
+        writer.flush()
 
 
 def problems() -> list[str]:
@@ -154,6 +155,3 @@ def problems() -> list[str]:
         for fd, writer in sorted(WRITERS.items())
         if (blocked_s := writer.blocked_s()) >= BLOCKED_S
     ]
-
-
-atexit.register(flush_all)

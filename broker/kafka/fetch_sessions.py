@@ -35,6 +35,7 @@ from tidelog.broker.kafka.errors import (
     INVALID_FETCH_SESSION_EPOCH,
 )
 from tidelog.broker.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidelog.controller.model.records import MAX_TOPIC_CHARS
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions.read_replicas import FollowedLog
@@ -47,9 +48,6 @@ FINAL_EPOCH: Final = -1
 MAX_EPOCH: Final = (1 << 31) - 1
 EVICTABLE_AFTER_S: Final = 120.0
 """A session used more recently is not evicted (Kafka's value)."""
-
-MAX_NAME_CHARS = 249
-"""No topic has a longer name; one of megabytes is not kept in a session, whose partitions alone are counted."""
 
 SessionKey = tuple[str | bytes, int]
 """Topic name, or topic id (16 bytes) from Fetch v13, and partition index."""
@@ -276,7 +274,8 @@ class FetchSessions:
 
 
 def _has_long_name(request: FetchRequest) -> bool:
-    return any(len(topic.name) > MAX_NAME_CHARS for topic in request.topics)
+    """Whether a name is none of a topic: sessions, which count partitions alone, keep none of megabytes."""
+    return any(len(topic.name) > MAX_TOPIC_CHARS for topic in request.topics)
 
 
 def _after(epoch: int) -> int:

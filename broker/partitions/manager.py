@@ -31,7 +31,7 @@ from tidelog.broker.telemetry.traced import TracedOpen
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.image.image import Delta
 from tidelog.controller.model.errors import UnknownTopicId
-from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, PartitionRecord, TopicRecord
+from tidelog.controller.model.records import MAX_TOPIC_CHARS, NO_REPLICA_SET, PartitionKey, PartitionRecord, TopicRecord
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, Fenced, NotFound, NotLeader, TidelogError, Unavailable
 from tidelog.runtime.log_limit import LogLimiter
@@ -49,8 +49,6 @@ OPENS_AT_ONCE = 32
 """Logs opened concurrently: enough to hide the bucket's latency, few enough not to saturate it."""
 ARRIVALS = 1_024
 """Number of past openings kept for operators."""
-MAX_TOLD_CHARS = 249
-"""Of the name of a topic that does not exist, in an error: a client may ask for many partitions of a longer one."""
 RETENTION_AT_ONCE = 16
 """Partitions whose retention is checked before the loop serves requests again: less than 1 ms."""
 
@@ -129,7 +127,8 @@ class PartitionManager:
             return found
         record = self._controller.image.topic(topic)
         if record is None:
-            raise NotFound(f"topic {topic[:MAX_TOLD_CHARS]!r} does not exist")
+            # its name may be longer than any topic's, and asked for with many partitions
+            raise NotFound(f"topic {topic[:MAX_TOPIC_CHARS]!r} does not exist")
         raise self._why_not(record, partition)
 
     def get_by_id(self, topic_id: bytes, partition: int) -> PartitionLog:

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tidelog.controller.model.records import MAX_TOPIC_CHARS
+
 MINUTE_S = 60.0
 MINUTES = 60
 PER_MINUTE = 120
@@ -27,8 +29,6 @@ ENTRY_BYTES = 900
 """What one takes at most, its names included: 6.5 MB in an hour in which each minute had slow requests of 15 APIs."""
 MAX_NAME = 64
 """Characters of a client's id that are kept."""
-MAX_TOPIC = 249
-"""Characters of a topic's name that are kept: a request may have a name that no topic can have."""
 API_KEYS = 128
 _NO_FLOOR = -1.0
 
@@ -138,7 +138,7 @@ def describe(moments: Moments, timing: Timing, sender: Sender, ended_ms: int) ->
         timing.waited_s,
         (sender.client_id or "")[:MAX_NAME],
         sender.client_host,
-        timing.topic[:MAX_TOPIC],
+        timing.topic[:MAX_TOPIC_CHARS],
         timing.partition,
         timing.partitions,
         sender.bytes_in,

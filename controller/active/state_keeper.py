@@ -52,7 +52,7 @@ from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.storage.bucket.proof import BucketProof, WrongBucket
-from tidelog.storage.bucket.store import ObjectInfo, ObjectNotFound, ObjectStore
+from tidelog.storage.bucket.store import ObjectInfo, ObjectNotFound, ObjectStore, exists
 
 logger = logging.getLogger(__name__)
 
@@ -279,9 +279,7 @@ class StateKeeper:
     async def _check_claim(self) -> None:
         image = self._role.image()
         generation = generation_of(image.kv)
-        try:
-            await self._store.head(claim_key(image.cluster_id, generation + 1))
-        except ObjectNotFound:
+        if not await exists(self._store, claim_key(image.cluster_id, generation + 1)):
             return
         raise self._refuse(
             f"the bucket {self._store.url} belongs to generation {generation + 1} of cluster {image.cluster_id}, which"

@@ -29,6 +29,7 @@ from tidelog.controller.model.commands import (
 from tidelog.controller.model.errors import InvalidPartitions, InvalidTopic, TopicExists, TopicIdTaken, UnknownTopicId
 from tidelog.controller.model.levels import REPLICATION_LEVEL
 from tidelog.controller.model.records import (
+    MAX_TOPIC_CHARS,
     STREAMS_PER_PARTITION,
     PartitionRecord,
     StreamRecord,
@@ -38,14 +39,13 @@ from tidelog.controller.model.records import (
 from tidelog.controller.model.topic_replicas import replicas_key, topic_replicas
 from tidelog.runtime.errors import InvalidInput
 
-MAX_NAME_CHARS = 249
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 
 def check_name(tables: Tables, name: str) -> None:
     """Check a new topic's name by Kafka's rules. Raises `InvalidTopic`, `TopicExists`."""
-    if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise InvalidTopic(f"a topic name has 1 to {MAX_NAME_CHARS} characters, this one {len(name)}")
+    if not 0 < len(name) <= MAX_TOPIC_CHARS:
+        raise InvalidTopic(f"a topic name has 1 to {MAX_TOPIC_CHARS} characters, this one {len(name)}")
     if name in (".", ".."):
         raise InvalidTopic(f"a topic cannot be named {name!r}")
     if _LEGAL_NAME.match(name) is None:

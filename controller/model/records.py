@@ -101,6 +101,10 @@ class ReplicaSetRecord(msgspec.Struct, frozen=True, array_like=True):
     """When the takeover began."""
 
 
+MAX_TOPIC_CHARS = 249
+"""Of a topic's name, as in Kafka. A request may have a longer one, which no topic has."""
+
+
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Table `topics`, key: topic id (16 bytes)."""
 

@@ -31,7 +31,7 @@ from pyspark_tidelog.jobs.audit_tasks import AuditedObject, CheckedObject, check
 from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.jobs.inventory import Inventory, Owner, take_inventory
 from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
-from tidelog.storage.bucket.store import ObjectInfo, ObjectNotFound, ObjectStore
+from tidelog.storage.bucket.store import ObjectInfo, exists
 from tidelog.storage.objects.key import all_quarantined_prefix
 from tidelog.storage.objects.report import Problem, list_objects
 
@@ -318,19 +318,11 @@ async def _still_there(bucket: Mapping[str, str], keys: Sequence[str]) -> set[st
     found = set()
     try:
         for key in keys:
-            if await _exists(store, key):
+            if await exists(store, key):
                 found.add(key)
     finally:
         await store.close()
     return found
-
-
-async def _exists(store: ObjectStore, key: str) -> bool:
-    try:
-        await store.head(key)
-    except ObjectNotFound:
-        return False
-    return True
 
 
 def _check_report(path: str) -> None:

@@ -22,7 +22,7 @@ from tidelog.broker.objects.report import verify_object
 from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import ObjectState, ReplicaSetRecord, StreamRecord
 from tidelog.simulation.checkers.finding import Finding
-from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
+from tidelog.storage.bucket.store import ObjectStore, exists
 from tidelog.storage.cleaning.orphan_scan import OrphanMetadata, find_orphans
 from tidelog.storage.commits import CompactionRefused, StreamRange
 from tidelog.storage.compaction.check import Interval, check_conserved, merged
@@ -140,15 +140,6 @@ def check_progress(old: ImageSnapshot, new: Image) -> list[Finding]:
     return found
 
 
-async def _is_there(store: ObjectStore, key: str) -> bool:
-    """Whether an object that was listed still exists. One that was due may be deleted, and forgotten, meanwhile."""
-    try:
-        await store.head(key)
-    except ObjectNotFound:
-        return False
-    return True
-
-
 async def check_bucket(
     image: Image, store: ObjectStore, *, orphans: OrphanMetadata | None = None, now_ms: int = 0
 ) -> list[Finding]:
@@ -165,7 +156,7 @@ async def check_bucket(
         found += [
             Finding(rule="no-orphans", message=f"{one.key} is in the bucket, and no metadata names its object")
             for one in report.orphans
-            if await _is_there(store, one.key)
+            if await exists(store, one.key)  # one that was due may be deleted, and forgotten, since it was listed
         ]
         if report.unknown_future:
             said = f"{report.unknown_future} objects in the bucket have ids that were never given out"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError
-from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
+from tidelog.storage.bucket.store import ObjectStore, exists
 
 SAMPLE = 3
 """How many of the newest objects are looked for."""
@@ -91,9 +91,6 @@ class BucketProof:
 
 async def _finds_one(store: ObjectStore, keys: Sequence[str]) -> bool:
     for key in keys:
-        try:
-            await store.head(key)
-        except ObjectNotFound:
-            continue
-        return True
+        if await exists(store, key):
+            return True
     return False

@@ -161,3 +161,12 @@ class Backend(ObjectStore, Protocol):
     def with_account(self, account: Account) -> Backend:
         """Return a view of the bucket whose requests are counted on this account. Cheap; needs no close."""
         ...
+
+
+async def exists(store: ObjectStore, key: str) -> bool:
+    """Return whether there is an object with this key. Raises `Unavailable`."""
+    try:
+        await store.head(key)
+    except ObjectNotFound:
+        return False
+    return True

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tidelog.broker.telemetry.slow_requests import (
     MAX_NAME,
-    MAX_TOPIC,
     MINUTE_S,
     MINUTES,
     PER_MINUTE,
@@ -21,6 +20,7 @@ from tidelog.broker.telemetry.slow_requests import (
     Timing,
     describe,
 )
+from tidelog.controller.model.records import MAX_TOPIC_CHARS
 
 
 def request(duration_s: float, api_key: int = 0, ended_ms: int = 0) -> SlowRequest:
@@ -105,4 +105,4 @@ def test_names_of_megabytes_are_not_kept() -> None:
     timing = Timing(Stages(), 0.0, 0.0, "t" * 1_000_000, 0, 1, 3)
     sender = Sender(0, "c" * 1_000_000, "127.0.0.1", 100, 50, is_answered=True)
     found = describe(Moments(0.0, 0.0, 0.0, 0.0, 1.0), timing, sender, 0)
-    assert (len(found.topic), len(found.client_id)) == (MAX_TOPIC, MAX_NAME)
+    assert (len(found.topic), len(found.client_id)) == (MAX_TOPIC_CHARS, MAX_NAME)

@@ -37,7 +37,7 @@ from tidelog.controller.rebuild.source import BucketContent, claim, only_cluster
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, StorageFailed, Unavailable
-from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
+from tidelog.storage.bucket.store import ObjectStore, exists
 from tidelog.storage.wal.s3.inspect import inspect_bucket
 
 META_STREAM = 0
@@ -158,9 +158,7 @@ async def prepare(
 
 async def _refuse_backup(store: ObjectStore, cluster_id: str) -> None:
     """Refuse a bucket that `tidelog cluster backup` made: the cluster would delete from its only copy."""
-    try:
-        await store.head(backup_key(cluster_id))
-    except ObjectNotFound:
+    if not await exists(store, backup_key(cluster_id)):
         return
     raise InvalidInput(
         f"{store.url} is a backup of cluster {cluster_id}: the rebuilt cluster would change it",

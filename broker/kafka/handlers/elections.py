@@ -40,11 +40,10 @@ from tidelog.broker.kafka.wire.messages.topics import (
     ReassignableTopicResponse,
     ReplicaElectionResult,
 )
-from tidelog.broker.partitions.manager import MAX_TOLD_CHARS
 from tidelog.controller.image.image import Delta
 from tidelog.controller.model.commands import MAX_MOVES_PER_COMMAND, PartitionMove
 from tidelog.controller.model.errors import NotEligible
-from tidelog.controller.model.records import NO_BROKER, NO_REPLICA_SET, PartitionRecord
+from tidelog.controller.model.records import MAX_TOPIC_CHARS, NO_BROKER, NO_REPLICA_SET, PartitionRecord
 from tidelog.controller.model.replication import has_several
 from tidelog.runtime.errors import Fenced, NotFound, TidelogError
 
@@ -56,7 +55,7 @@ def _partition(services: Services, topic: str, index: int) -> PartitionRecord:
     record = image.topic(topic)
     partition = image.partition(record.id, index) if record is not None else None
     if partition is None:
-        raise NotFound(f"partition {topic[:MAX_TOLD_CHARS]}-{index} does not exist")
+        raise NotFound(f"partition {topic[:MAX_TOPIC_CHARS]}-{index} does not exist")
     return partition
 
 

@@ -33,7 +33,7 @@ from tidelog.runtime import log, memory
 from tidelog.runtime.children import watch_parent
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import TidelogError
-from tidelog.runtime.lines import say
+from tidelog.runtime.lines import flush_all, say
 from tidelog.runtime.scheduling import wake_promptly
 from tidelog.runtime.stop_signals import OnSignal, StopSignals, end_within
 from tidelog.runtime.tasks import TaskSet
@@ -88,6 +88,7 @@ def run_node(loaded: Loaded, parent_pipe: int | None, signals: StopSignals, outs
         origins = _origins(loaded, parent_pipe)
         restarts = uvloop.run(_serve(loaded.config, parent_pipe, signals, origins, outside))
     except TidelogError as error:
+        flush_all()  # what led to the error stands before it
         if parent_pipe is not None:
             told = {"kind": type(error).__name__, "error": error.message, "hint": error.hint}
             click.echo(FAILED_PREFIX + json.dumps(told))
